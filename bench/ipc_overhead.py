@@ -1,0 +1,113 @@
+"""The cost of calling another process: gpuworker beside a C floor and the usual ways, interleaved in one run.
+
+Prints markdown tables, writes them with a JSON file of every cell and a PNG to bench/results/, and ends with one line of JSON.
+
+    python bench/ipc_overhead.py [--quick] [--rounds N] [--only pipe,pyzmq,...] [--output DIR]
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy: the harness forks, and must have one thread
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ipc import machine, plot, report
+from ipc.cells import Cell, Timing, plan
+from ipc.contestant import Contestant
+from ipc.contestants import ALL
+from ipc.harness import run_cell
+from ipc.statistics import Results
+from ipc.targets import evaluate, measure_import_ms
+
+_QUICK = Timing(warm_up_s=0.15, measured_s=0.3, idle_s=1.5, limit_s=15)
+
+
+def main() -> None:
+    options = _options()
+    contestants = [kind for kind in ALL if not options.only or kind.name in options.only]
+    machine.adopt_orphans()
+    began = time.monotonic()
+    results, cells = _measure(contestants, options)
+    import_ms = measure_import_ms() if any(kind.ours for kind in contestants) else None
+    targets = evaluate(results, import_ms)
+    tables = report.Report(results, contestants, cells)
+    about = machine.description()
+    title = f"## IPC overhead: {about['cpu']}, {about['cores']} cores, Linux {about['kernel']}, Python {about['python']}, {options.rounds} round(s)"
+    text = "\n\n".join([title, tables.sections(), tables.notes(), report.targets_table(targets)])
+    print(text)
+    headline = {"machine": about, "rounds": options.rounds, "wall_s": round(time.monotonic() - began), **report.headline(results, targets)}
+    _write(options.output, text, results, headline, contestants)
+    print("\n" + json.dumps(headline))
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="one round of the cells that the targets need, shorter (about a minute)")
+    parser.add_argument("--rounds", type=int, help="how often every cell is measured (3; 1 with --quick)")
+    parser.add_argument("--only", type=lambda text: set(text.split(",")), default=set(), help="names: " + ",".join(kind.name for kind in ALL))
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results", help="folder for the JSON, the tables and the PNG")
+    options = parser.parse_args()
+    if unknown := options.only - {kind.name for kind in ALL}:
+        parser.error(f"no such contestant: {', '.join(sorted(unknown))}")
+    options.rounds = options.rounds or (1 if options.quick else 3)
+    return options
+
+
+def _measure(contestants: list[type[Contestant]], options: argparse.Namespace) -> tuple[Results, list[Cell]]:
+    """Round by round, cell by cell, one contestant after the other: what changes on the machine meanwhile meets all of them."""
+    timing = _QUICK if options.quick else Timing()
+    unavailable = {kind.name: reason for kind in contestants if (reason := _unavailable(kind))}
+    cells = plan(options.quick, every_placement=True)
+    of_everybody = set(plan(options.quick, every_placement=False))
+    records: list[dict[str, Any]] = []
+    for number in range(options.rounds):
+        for position, cell in enumerate(cells):
+            if cell.idle and number:
+                continue  # nothing random about an idle process
+            for kind in contestants:
+                if cell not in of_everybody and not (kind.ours or kind.is_floor):
+                    continue
+                _progress(f"round {number + 1}/{options.rounds}, cell {position + 1}/{len(cells)}: {cell.title}: {kind.title}")
+                reason = unavailable.get(kind.name)
+                measured = {"error": reason} if reason else run_cell(kind, cell, timing)
+                records.append({"round": number, "contestant": kind.name, "cell": cell, **measured})
+    _progress("")
+    return Results(records), cells
+
+
+def _unavailable(kind: type[Contestant]) -> str:
+    try:
+        kind.prepare()
+    except Exception as error:  # whatever a contestant lacks, the others run
+        return str(error) or type(error).__name__
+    return ""
+
+
+def _progress(text: str) -> None:
+    if sys.stderr.isatty():
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+
+
+def _write(folder: Path, text: str, results: Results, headline: dict[str, Any], contestants: list[type[Contestant]]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = folder / time.strftime("ipc-%Y%m%d-%H%M%S")
+    records = [{**record, "cell": asdict(record["cell"])} for record in results.records]
+    stem.with_suffix(".json").write_text(json.dumps({**headline, "records": records}, indent=1) + "\n")
+    stem.with_suffix(".md").write_text(text + "\n")
+    try:
+        plot.draw(results, contestants, headline["machine"], stem.with_suffix(".png"))
+    except ImportError as error:
+        print(f"\nno picture: {error}")
+    print(f"\nWritten: {stem}.json, .md, .png")
+
+
+if __name__ == "__main__":
+    main()

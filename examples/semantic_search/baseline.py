@@ -1,0 +1,21 @@
+"""What gpuworker replaces: every process owns a model of its own and runs one text at a time."""
+
+from __future__ import annotations
+
+import os
+
+from .fleet import Embed, Way
+from .handler import MiniLM
+
+
+def own_model(processes: int) -> Way:
+    """Each process gets its fair share of the cores as torch threads, at least one."""
+    threads = max(1, len(os.sched_getaffinity(0)) // processes)
+
+    def load() -> Embed:
+        model = MiniLM(threads)
+        model.load()
+        model.run_batch(["one text, so that the first that counts finds everything warm"])
+        return lambda texts: (model.run_batch([text])[0] for text in texts)
+
+    return Way(f"{processes} processes, each its own model", processes, load, deployment=lambda own: own)

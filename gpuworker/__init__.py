@@ -1,0 +1,69 @@
+"""One GPU owner process, called from many Python processes as if the model were a local function.
+
+    client = gpuworker.connect("embed")      # any process: lazy, fork-safe, thread-safe, imports no torch
+    vector = client.submit("some text")      # blocks until the batch that held this request has run
+
+The owner is started with `gpuworker.Worker`, `gpuworker.serve` or `gpuworker serve module:attr --name embed`.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+if not sys.platform.startswith("linux"):
+    raise ImportError(f"gpuworker needs Linux (futexes, POSIX shared memory, pidfds); this is {sys.platform}")
+
+from gpuworker.client import Client, Pending, connect
+from gpuworker.errors import (
+    BatchSizeMismatch,
+    DeadlineExceeded,
+    GpuWorkerError,
+    PayloadTooLarge,
+    QueueFull,
+    RemoteError,
+    RequestCancelled,
+    SegmentError,
+    UnsupportedPayload,
+    WorkerAlreadyRunning,
+    WorkerDied,
+    WorkerDraining,
+    WorkerNotFound,
+    WorkerStartupError,
+)
+
+if TYPE_CHECKING:
+    from gpuworker.worker import Worker, WorkerOptions, serve
+
+__version__ = "0.1.0"
+__all__ = [
+    "BatchSizeMismatch",
+    "Client",
+    "DeadlineExceeded",
+    "GpuWorkerError",
+    "PayloadTooLarge",
+    "Pending",
+    "QueueFull",
+    "RemoteError",
+    "RequestCancelled",
+    "SegmentError",
+    "UnsupportedPayload",
+    "Worker",
+    "WorkerAlreadyRunning",
+    "WorkerDied",
+    "WorkerDraining",
+    "WorkerNotFound",
+    "WorkerOptions",
+    "WorkerStartupError",
+    "connect",
+    "serve",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Worker, WorkerOptions and serve are loaded when first used: a frontend never pays for them."""
+    if name in ("Worker", "WorkerOptions", "serve"):
+        import gpuworker.worker
+
+        return getattr(gpuworker.worker, name)
+    raise AttributeError(f"module 'gpuworker' has no attribute {name!r}")

@@ -1,0 +1,249 @@
+"""The blocking client."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from gpuworker._native import lib
+from gpuworker.client import remedies
+from gpuworker.client.link import SLICE_NS, Link
+from gpuworker.client.pending import Pending
+from gpuworker.client.reservation import Reservation
+from gpuworker.errors import DeadlineExceeded, SegmentError, WorkerDied, WorkerDraining, WorkerNotFound
+from gpuworker.segment import Segment, State
+from gpuworker.segment.names import shm_name
+from gpuworker.segment.wire import ON_FULL, WAKE
+
+_NO_SLOT = (-errno.EAGAIN, -errno.EDQUOT)
+_clients: weakref.WeakSet[Client] = weakref.WeakSet()
+
+
+def connect(
+    name: str,
+    *,
+    connect_timeout_s: float = 10.0,
+    on_full: str | None = None,
+    fallback: Callable[[Any], Any] | None = None,
+    wake: str | None = None,
+) -> Client:
+    """A client of the worker called `name`. Nothing is opened before the first request, so this may be called at import time and before a fork.
+
+    connect_timeout_s: how long the first request waits for a worker that is still starting (WorkerNotFound after that).
+    on_full: what a request does when no slot is free: "reject" (QueueFull), "block" (until its timeout) or "fallback" (call `fallback(request)` in
+        this process). Default: as the worker says; "fallback" if one is given.
+    wake: how this process waits for answers: "park", "adaptive" or "busy". Default: as the worker does.
+    """
+    return Client(name, connect_timeout_s=connect_timeout_s, on_full=on_full, fallback=fallback, wake=wake)
+
+
+class Client:
+    """Calls one worker. Thread-safe and fork-safe: one client may be used by all threads of a process and by its forked children at once."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        connect_timeout_s: float = 10.0,
+        on_full: str | None = None,
+        fallback: Callable[[Any], Any] | None = None,
+        wake: str | None = None,
+    ) -> None:
+        shm_name(name)  # a bad name is an error here, not at the first request
+        remedies.choice(WAKE, wake, "wake")
+        on_full = remedies.choice(ON_FULL, on_full or ("fallback" if fallback else None), "on_full")
+        if (on_full == "fallback") != (fallback is not None):
+            raise ValueError("on_full='fallback' and fallback=callable go together")
+        self.name, self.connect_timeout_s = name, connect_timeout_s
+        self._on_full, self._fallback, self._wake = on_full, fallback, wake
+        self._link: Link | None = None
+        self._lock = threading.Lock()
+        self._reserved: dict[int, Reservation] = {}
+        self._closed = False
+        _clients.add(self)
+
+    def submit(self, request: Any, timeout: float | None = None) -> Any:
+        """Sends a request and waits for its answer. Request and answer: see gpuworker.payload for the types that cross.
+
+        `timeout` in seconds covers everything from here to the answer. Raises DeadlineExceeded when it passes, QueueFull, WorkerNotFound, WorkerDied,
+        WorkerDraining, PayloadTooLarge, UnsupportedPayload, or what `run_batch` raised for this request.
+        """
+        deadline_ns = 0 if timeout is None else _deadline(timeout)
+        link = self._link or self._connect(deadline_ns)
+        if self._reserved and id(request) in self._reserved:
+            return self._reserved[id(request)].enqueue(deadline_ns).result()
+        ticket = link.send(request, deadline_ns)
+        if ticket < 0:
+            pending = self._overflow(ticket, request, deadline_ns)
+            return pending.result()
+        return link.answer(ticket, deadline_ns)
+
+    def enqueue(self, request: Any, timeout: float | None = None) -> Pending:
+        """Sends a request without waiting for its answer. Raises as `submit` does for what can be known now.
+
+        A Pending that is dropped without `result()` withdraws its request.
+        """
+        return self._enqueue(request, 0 if timeout is None else _deadline(timeout))
+
+    def _enqueue(self, request: Any, deadline_ns: int) -> Pending:
+        link = self._link or self._connect(deadline_ns)
+        if self._reserved and id(request) in self._reserved:
+            return self._reserved[id(request)].enqueue(deadline_ns)
+        ticket = link.send(request, deadline_ns)
+        return Pending(link, ticket, deadline_ns) if ticket >= 0 else self._overflow(ticket, request, deadline_ns)
+
+    def map(self, requests: Iterable[Any], timeout: float | None = None) -> Iterator[Any]:
+        """Answers in the order of the requests, with several on their way at a time. `timeout` in seconds covers each request from its sending on.
+
+        A full ring never fails it while it has requests of its own to wait for. The first error ends it and withdraws the rest.
+        """
+        pending: deque[Pending] = deque()
+        try:
+            for request in requests:
+                while True:
+                    deadline_ns = 0 if timeout is None else _deadline(timeout)
+                    link = self._link or self._connect(deadline_ns)
+                    if len(pending) >= link.window:
+                        yield pending.popleft().result()
+                        continue
+                    ticket = link.send(request, deadline_ns)
+                    if ticket in _NO_SLOT and pending:
+                        yield pending.popleft().result()
+                        continue
+                    pending.append(Pending(link, ticket, deadline_ns) if ticket >= 0 else self._overflow(ticket, request, deadline_ns))
+                    break
+            while pending:
+                yield pending.popleft().result()
+        finally:
+            for left in pending:
+                left.cancel()
+
+    def reserve(self, shape: int | tuple[int, ...], dtype: DTypeLike = np.float32, timeout: float | None = None) -> Reservation:
+        """A slot to be filled in place, so that the array is not copied at all on its way out:
+
+            with client.reserve((3, 224, 224), "uint8") as array:
+                decode_image_into(array)
+                answer = client.submit(array)
+
+        The array is C-contiguous, 64-byte aligned, not initialised, and valid only inside the block. `timeout` in seconds: for getting a slot.
+        """
+        return Reservation(self, shape, dtype, 0 if timeout is None else _deadline(timeout))
+
+    def close(self) -> None:
+        """Leaves the worker. Requests of other threads that are on their way are withdrawn by the owner. Closing twice is fine."""
+        with self._lock:
+            self._closed = True
+            link, self._link = self._link, None
+        if link is not None and link.pid == os.getpid():
+            link.segment.leave()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<gpuworker.Client of {self.name!r}, {'closed' if self._closed else 'connected' if self._link else 'not connected yet'}>"
+
+    # Getting a link, and what to do when there is no slot.
+
+    def _connect(self, deadline_ns: int) -> Link:
+        """The link, made on first use, after a fork, and when the worker was replaced."""
+        give_up_ns = time.monotonic_ns() + int(self.connect_timeout_s * 1e9)
+        pause_s = 0.002
+        while True:
+            with self._lock:
+                if self._closed:
+                    raise RuntimeError(f"{self!r} cannot send")
+                if self._link is not None and self._link.is_usable():
+                    return self._link
+                self._link = None
+                why = self._try_to_link()
+                if self._link is not None:
+                    return self._link
+            now = time.monotonic_ns()
+            if deadline_ns and now >= deadline_ns:
+                raise DeadlineExceeded(f"the timeout passed before worker {self.name!r} could be reached: {why}", "connecting")
+            if now >= give_up_ns:
+                raise WorkerNotFound(f"{why} (waited connect_timeout_s={self.connect_timeout_s:g})")
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 1.5, 0.05)
+
+    def _try_to_link(self) -> str:
+        try:
+            segment = Segment.attach(self.name)
+        except WorkerNotFound as missing:
+            return str(missing)
+        if segment.owner_is_dead():
+            return f"the owner of worker {self.name!r} (pid {segment.owner().pid}) is dead; start it again"
+        state = segment.overview().state
+        if state != State.SERVING:
+            return f"worker {self.name!r} is {State(state).name.lower()}"
+        self._link = Link(segment, self._wake)
+        return ""
+
+    def _overflow(self, problem: int, request: Any, deadline_ns: int) -> Pending:
+        """The request found no slot, or no ring: reconnects, or follows the overflow policy."""
+        if problem in _NO_SLOT and self._fallback is not None:
+            if self._link is not None:
+                lib.gw_count_client(self._link.port, 3)
+            return Pending.settled(self._fallback(request))
+        while True:
+            link, ticket = self._claim(problem, deadline_ns)
+            problem = link.send_claimed(ticket, request, deadline_ns)
+            if problem >= 0:
+                return Pending(link, problem, deadline_ns)
+
+    def _claim(self, problem: int, deadline_ns: int) -> tuple[Link, int]:
+        """A slot after a first attempt failed with `problem`; waits for one if the policy is to block."""
+        while True:
+            link = self._link
+            if problem == -errno.ESHUTDOWN:
+                raise WorkerDraining(f"worker {self.name!r} is draining and takes no new requests")
+            if problem in (-errno.ECHILD, -errno.ENOTCONN) or link is None:
+                link = self._connect(deadline_ns)
+                ticket = lib.gw_claim(link.port)
+            elif problem not in (*_NO_SLOT, -errno.ETIMEDOUT, -errno.EINTR):
+                raise SegmentError(remedies.explain(problem, ""))
+            elif (self._on_full or link.on_full) != "block":
+                lib.gw_count_client(link.port, 0)
+                raise remedies.queue_full(link.port, problem, link.segment.capacity)
+            else:
+                now = time.monotonic_ns()
+                if deadline_ns and now >= deadline_ns:
+                    lib.gw_count_client(link.port, 2)
+                    raise DeadlineExceeded("the timeout passed while waiting for a free slot; the request did not run", "claiming")
+                until_ns = now + SLICE_NS
+                ticket = lib.gw_claim_wait(link.port, min(until_ns, deadline_ns) if deadline_ns else until_ns)
+                if ticket == -errno.ETIMEDOUT and link.segment.owner_is_dead():
+                    raise WorkerDied(f"worker {self.name!r} (pid {link.segment.owner().pid}) died")
+            if ticket >= 0:
+                return link, ticket
+            problem = ticket
+
+
+def _deadline(timeout: float) -> int:
+    if not timeout >= 0:
+        raise ValueError(f"timeout={timeout!r}: give seconds >= 0, or None for no limit")
+    return time.monotonic_ns() + int(min(timeout, 1e9) * 1e9)
+
+
+def _after_fork_in_child() -> None:
+    """Links belong to the parent: the child makes its own. Locks may have been held by threads that do not exist here."""
+    for client in list(_clients):
+        client._lock = threading.Lock()
+        client._link = None
+        client._reserved = {}
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,186 @@
+"""A process's link to one segment: putting payloads into slots and taking answers out."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import time
+from typing import Any
+
+from gpuworker._native import lib
+from gpuworker.client import remedies
+from gpuworker.errors import DeadlineExceeded, PayloadTooLarge, RequestCancelled, SegmentError, WorkerDied, WorkerDraining
+from gpuworker.payload import decode, encode
+from gpuworker.payload.codec import Parts
+from gpuworker.segment import Segment, State, spill
+from gpuworker.segment.wire import KIND_SHIFT, META_MASK, META_SHIFT, SLOT_MASK, TOTAL_MASK, WAKE, data_start, describe
+
+SLICE_NS = 50_000_000  # how long a wait trusts the owner before it asks the kernel whether the owner lives
+_BYTES, _STR, _ERROR, _SPILLED = lib.GW_KIND_BYTES, lib.GW_KIND_STR, lib.GW_KIND_ERROR, lib.GW_KIND_SPILLED
+_submit, _wait, _release = lib.gw_submit, lib.gw_wait, lib.gw_release
+
+
+class Link:
+    """One segment, joined by this process. Thread-safe; of no use in a forked child (calls fail with ECHILD there, and nothing is touched)."""
+
+    def __init__(self, segment: Segment, wake: str | None = None) -> None:
+        overview = segment.overview()
+        self.segment, self.port, self.pid = segment, segment.port, os.getpid()
+        self.allow_pickle = bool(overview.allow_pickle)
+        self.max_payload_bytes: int = overview.max_payload_bytes
+        self.window = max(1, min(4 * overview.max_batch_size, overview.quota_shared))  # how far Client.map runs ahead
+        self.on_full = "block" if overview.on_full == lib.GW_BLOCK else "reject"
+        self._responses = segment.responses
+        if wake is not None:
+            lib.gw_set_wake(self.port, WAKE[wake])
+        segment.join()
+
+    def send(self, request: Any, deadline_ns: int) -> int:
+        """Enqueues a request. -> its ticket, or a negative errno when no slot was to be had; raises for payloads that cannot go."""
+        kind, meta, data, data_bytes = encode(request, self.allow_pickle)
+        if data.__class__ is not Parts:
+            ticket: int = _submit(self.port, kind, meta, len(meta), data, data_bytes, deadline_ns)
+            if ticket != -errno.EMSGSIZE:
+                return ticket
+        return self._send_in_pieces(kind, meta, data, data_bytes, deadline_ns)
+
+    def send_claimed(self, ticket: int, request: Any, deadline_ns: int) -> int:
+        """As `send`, into a slot that was claimed before; it is given back if the payload cannot go."""
+        try:
+            kind, meta, data, data_bytes = encode(request, self.allow_pickle)
+        except BaseException:
+            self.withdraw(ticket)
+            raise
+        return self._send_in_pieces(kind, meta, data, data_bytes, deadline_ns, ticket)
+
+    def _send_in_pieces(self, kind: int, meta: bytes, data: Any, data_bytes: int, deadline_ns: int, ticket: int | None = None) -> int:
+        start = data_start(len(meta))
+        draft = self.draft(start + data_bytes, ticket)
+        if isinstance(draft, int):
+            return draft
+        with draft:
+            draft.area[: len(meta)] = meta
+            if isinstance(data, Parts):
+                data.write(draft.area[start : start + data_bytes])
+            else:
+                draft.area[start : start + data_bytes] = data if isinstance(data, bytes) else memoryview(data)  # type: ignore[arg-type]
+            return draft.publish(kind, len(meta), deadline_ns)
+
+    def draft(self, total_bytes: int, ticket: int | None = None) -> Draft | int:
+        """A claimed slot with room for `total_bytes`, in the slot or in a spill file; or a negative errno. Raises PayloadTooLarge, SegmentError."""
+        if total_bytes > max(self.max_payload_bytes, self.segment.request_bytes):
+            if ticket is not None:
+                self.withdraw(ticket)
+            raise PayloadTooLarge(total_bytes, self.max_payload_bytes)
+        if ticket is None:
+            ticket = lib.gw_claim(self.port)
+        return ticket if ticket < 0 else Draft(self, ticket, total_bytes)
+
+    def answer(self, ticket: int, deadline_ns: int) -> Any:
+        """Waits for the response and takes it out. Raises what became of the request instead."""
+        try:
+            while True:
+                response = _wait(self.port, ticket, deadline_ns, SLICE_NS)
+                if response >= 0:
+                    return self._take(ticket, response)
+                if response == -errno.ETIMEDOUT:
+                    self._check(ticket, deadline_ns)
+                elif response == -errno.ESTALE:
+                    raise RequestCancelled("the request was cancelled")
+                elif response != -errno.EINTR:
+                    raise SegmentError(remedies.explain(response, "this request belongs to another process (it was made before a fork)"))
+        except BaseException:
+            self.abandon(ticket)
+            raise
+
+    def _take(self, ticket: int, response: int) -> Any:
+        kind, total = response >> KIND_SHIFT, response & TOTAL_MASK
+        if kind == _BYTES:
+            value: Any = bytes(self._responses[ticket & SLOT_MASK][:total])
+            _release(self.port, ticket)
+            return value
+        if kind & _SPILLED:
+            area = spill.open_(self.segment, ticket, spill.RESPONSE, total)
+            spill.remove(self.segment, ticket, spill.RESPONSE)
+            kind &= ~_SPILLED
+        else:
+            area = self._responses[ticket & SLOT_MASK]
+        if kind >= _ERROR:
+            blob = bytes(area[:total])
+            _release(self.port, ticket)
+            raise remedies.failure(kind, blob, self.port)
+        value = decode(kind, response >> META_SHIFT & META_MASK, total, area, True, self.allow_pickle)
+        _release(self.port, ticket)
+        return value
+
+    def _check(self, ticket: int, deadline_ns: int) -> None:
+        """After a slice without an answer: is it too late, is the owner gone?"""
+        if deadline_ns and time.monotonic_ns() >= deadline_ns:
+            running = lib.gw_phase(self.port, ticket) == lib.GW_RUNNING
+            if self.withdraw(ticket):
+                lib.gw_count_client(self.port, 2)
+                stage = "running" if running else "queued"
+                raise DeadlineExceeded(f"no answer within the timeout; the request was {stage}" + ("" if running else " and will not run"), stage)
+            return  # answered in this very moment
+        state = self.segment.overview().state
+        if state >= State.STOPPED and not self.is_answered(ticket):
+            raise WorkerDraining(f"worker {self.segment.name!r} has stopped")
+        if self.segment.owner_is_dead() and not self.is_answered(ticket):
+            raise WorkerDied(f"worker {self.segment.name!r} (pid {self.segment.owner().pid}) died before it answered")
+
+    def is_answered(self, ticket: int) -> bool:
+        """Whether `answer` would not wait."""
+        return bool(lib.gw_poll(self.port, ticket) != -errno.EINPROGRESS)
+
+    def withdraw(self, ticket: int) -> bool:
+        """Cancels a request. False if it was answered already, or its life is over."""
+        outcome = lib.gw_cancel(self.port, ticket)
+        if outcome == 0:
+            spill.remove(self.segment, ticket, spill.REQUEST)
+        return outcome in (0, 1)
+
+    def abandon(self, ticket: int) -> None:
+        """Gives a slot back whatever its state; nothing happens if that was done."""
+        if lib.gw_cancel(self.port, ticket) == 2:
+            with contextlib.suppress(SegmentError):
+                spill.remove(self.segment, ticket, spill.RESPONSE)
+            _release(self.port, ticket)
+
+    def is_usable(self) -> bool:
+        """Whether new requests can go this way: the segment is its worker's current one, its owner lives, and we are who joined it."""
+        return os.getpid() == self.pid and self.segment.overview().state < State.STOPPED and not self.segment.owner_is_dead()
+
+    def __del__(self) -> None:
+        segment = getattr(self, "segment", None)
+        if segment is not None:
+            segment.leave()  # does nothing in a forked child
+
+
+class Draft:
+    """A slot that is ours and still empty: fill `area`, then `publish`; a `with` block that ends without it gives the slot back."""
+
+    def __init__(self, link: Link, ticket: int, total_bytes: int) -> None:
+        self.link, self.ticket, self.total_bytes = link, ticket, total_bytes
+        self.spilled = total_bytes > link.segment.request_bytes
+        self._published = False
+        try:
+            slot = link.segment.requests[ticket & SLOT_MASK]
+            self.area = spill.create(link.segment, ticket, spill.REQUEST, total_bytes) if self.spilled else slot[:total_bytes]
+        except BaseException:
+            lib.gw_cancel(link.port, ticket)
+            raise
+
+    def publish(self, kind: int, meta_bytes: int, deadline_ns: int) -> int:
+        """READY. -> the ticket, or a negative errno."""
+        flag = _SPILLED if self.spilled else 0
+        problem: int = lib.gw_publish(self.link.port, self.ticket, describe(kind | flag, meta_bytes, self.total_bytes), deadline_ns)
+        self._published = not problem
+        return problem or self.ticket
+
+    def __enter__(self) -> Draft:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._published:
+            self.link.withdraw(self.ticket)

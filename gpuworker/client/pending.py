@@ -1,0 +1,88 @@
+"""A request on its way."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from gpuworker._native import lib
+from gpuworker.errors import DeadlineExceeded, RequestCancelled
+
+if TYPE_CHECKING:
+    from gpuworker.client.link import Link
+
+
+class Pending:
+    """The answer-to-be of one request; made by `Client.enqueue`. All methods may be called from any thread of the process that made it."""
+
+    __slots__ = ("_cancelled", "_deadline_ns", "_error", "_link", "_lock", "_settled", "_ticket", "_value", "__weakref__")
+
+    def __init__(self, link: Link | None, ticket: int, deadline_ns: int) -> None:
+        self._link, self._ticket, self._deadline_ns = link, ticket, deadline_ns
+        self._lock = threading.Lock()
+        self._value: Any = None
+        self._error: Exception | None = None
+        self._settled = self._cancelled = False
+
+    @classmethod
+    def settled(cls, value: Any) -> Pending:
+        """One that has its answer already (from a fallback)."""
+        pending = cls(None, -1, 0)
+        pending._value, pending._settled = value, True
+        return pending
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Waits for the answer and returns it, or raises what `Client.submit` would.
+
+        `timeout` in seconds counts from this call, beside the one given to `enqueue`. When either passes the request is withdrawn (it does not run if
+        it has not started) and DeadlineExceeded is raised.
+        """
+        deadline_ns = self._deadline_ns
+        if timeout is not None:
+            own = time.monotonic_ns() + max(int(timeout * 1e9), 0)
+            deadline_ns = min(deadline_ns, own) if deadline_ns else own
+        if not self._lock.acquire(timeout=-1 if not deadline_ns else max(deadline_ns - time.monotonic_ns(), 0) / 1e9):
+            raise DeadlineExceeded("the timeout passed while another thread was waiting for the same answer", "queued")
+        try:
+            if not self._settled:
+                self._settle(deadline_ns)
+        finally:
+            self._lock.release()
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+    def _settle(self, deadline_ns: int) -> None:
+        if self._cancelled or self._link is None:
+            self._error = RequestCancelled("the request was cancelled")
+        else:
+            try:
+                self._value = self._link.answer(self._ticket, deadline_ns)
+            except Exception as error:
+                self._error = error
+        self._settled, self._link = True, None
+
+    def done(self) -> bool:
+        """Whether `result` would return or raise without waiting."""
+        link = self._link
+        return self._settled or self._cancelled or link is None or link.is_answered(self._ticket)
+
+    def cancel(self) -> bool:
+        """Withdraws the request. True if its answer will not be delivered; then a waiting `result` raises RequestCancelled.
+
+        A request that has not started never runs; one that has runs to its end and its result is dropped.
+        """
+        link = self._link
+        if self._settled or link is None:
+            return False
+        if not self._cancelled:
+            self._cancelled = link.withdraw(self._ticket)
+            if self._cancelled:
+                lib.gw_count_client(link.port, 1)
+        return self._cancelled
+
+    def __del__(self) -> None:
+        link = getattr(self, "_link", None)
+        if link is not None and not self._settled and not self._cancelled:
+            link.abandon(self._ticket)

@@ -1,0 +1,44 @@
+"""From what the ring says to what the caller should know."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import Any
+
+from gpuworker._native import lib
+from gpuworker.errors import DeadlineExceeded, QueueFull, SegmentError, WorkerDied, WorkerDraining
+from gpuworker.payload import decode_error
+
+
+def choice(options: dict[str, int], key: str | None, option: str) -> str | None:
+    """`key`, if it is one of the options or None. Raises ValueError naming them all."""
+    if key is not None and key not in options:
+        raise ValueError(f"{option}={key!r}: choose one of {', '.join(map(repr, options))}")
+    return key
+
+
+def explain(problem: int, if_child: str) -> str:
+    """A negative errno of the ring in words."""
+    return if_child if problem == -errno.ECHILD else f"the ring refused the request: {os.strerror(-problem)}"
+
+
+def queue_full(port: Any, problem: int, capacity: int) -> QueueFull:
+    """The error for a claim that found no slot."""
+    retry_after_ms = max(lib.gw_retry_after_ns(port) / 1e6, 1.0)
+    why = "this process holds as many slots as client_quota allows" if problem == -errno.EDQUOT else f"all {capacity} slots are in use"
+    return QueueFull(f"{why}; try again in about {retry_after_ms:.0f} ms, or use on_full='block' or a larger capacity", retry_after_ms)
+
+
+def failure(kind: int, blob: bytes, port: Any) -> Exception:
+    """The error that a response of this kind stands for."""
+    if kind == lib.GW_KIND_ERROR:
+        return decode_error(blob)
+    if kind == lib.GW_KIND_EXPIRED:
+        lib.gw_count_client(port, 2)
+        return DeadlineExceeded("the deadline passed while the request was queued; it did not run", "queued")
+    if kind == lib.GW_KIND_DRAINING:
+        return WorkerDraining("the worker stopped before it came to this request; it did not run")
+    if kind == lib.GW_KIND_DIED:
+        return WorkerDied("the owner died each time it ran this request; it will not be tried again")
+    return SegmentError(f"malformed response of kind {kind}")

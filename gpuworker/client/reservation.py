@@ -1,0 +1,64 @@
+"""Filling a slot in place."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from gpuworker._native import lib
+from gpuworker.client import remedies
+from gpuworker.client.link import Draft
+from gpuworker.client.pending import Pending
+from gpuworker.errors import SegmentError
+from gpuworker.payload import array_layout
+
+if TYPE_CHECKING:
+    from gpuworker.client.client import Client
+
+
+class Reservation:
+    """A claimed slot seen as an array; made by `Client.reserve`."""
+
+    def __init__(self, client: Client, shape: int | tuple[int, ...], dtype: DTypeLike, deadline_ns: int) -> None:
+        self._client, self._deadline_ns = client, deadline_ns
+        self._shape, self._dtype = shape, np.dtype(dtype)
+        self._meta, self._start, self._total = array_layout(shape, self._dtype)
+        self._draft: Draft | None = None
+        self._array: NDArray[Any] | None = None
+
+    def __enter__(self) -> NDArray[Any]:
+        client = self._client
+        link = client._link or client._connect(self._deadline_ns)
+        draft = link.draft(self._total)
+        while isinstance(draft, int):
+            link, ticket = client._claim(draft, self._deadline_ns)
+            draft = link.draft(self._total, ticket)
+        draft.area[: len(self._meta)] = self._meta
+        self._draft = draft
+        self._array = np.ndarray(self._shape, self._dtype, draft.area, self._start)
+        client._reserved[id(self._array)] = self
+        return self._array
+
+    def enqueue(self, deadline_ns: int) -> Pending:
+        """Sends the array where it lies."""
+        draft, array = self._draft, self._array
+        if draft is None or array is None:
+            raise RuntimeError("this reserved array was sent already; reserve another one")
+        array.flags.writeable = False  # it is the owner's now
+        self._draft = None
+        ticket = draft.publish(lib.GW_KIND_ARRAY, len(self._meta), deadline_ns)
+        if ticket < 0:
+            draft.link.withdraw(draft.ticket)
+            raise SegmentError(remedies.explain(ticket, "the array was reserved before a fork"))
+        return Pending(draft.link, ticket, deadline_ns)
+
+    def __exit__(self, *_: object) -> None:
+        if self._array is not None:
+            self._client._reserved.pop(id(self._array), None)
+            self._array.flags.writeable = False
+            self._array = None
+        if self._draft is not None:
+            self._draft.link.withdraw(self._draft.ticket)
+            self._draft = None

@@ -1,0 +1,60 @@
+"""What the files in /dev/shm are called: one segment per worker, spill files beside it, temporaries while one is made."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from gpuworker.errors import SegmentError
+
+SHM_DIR = "/dev/shm"  # where glibc's shm_open, and so posix_ipc, keeps its objects on Linux
+PREFIX = "gpuworker-"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
+_FILE = re.compile(rf"{PREFIX}([A-Za-z0-9][A-Za-z0-9_-]{{0,99}})")
+_SPILL = re.compile(r"\.spill-(\d+)-(\d+)-[qr]")
+
+
+def shm_name(name: str) -> str:
+    """The POSIX name of a worker's segment. Raises ValueError for a name that is not letters, digits, `-` and `_` (at most 100)."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ValueError(f"worker name {name!r}: use 1 to 100 letters, digits, '-' and '_', starting with a letter or digit")
+    return f"/{PREFIX}{name}"
+
+
+def shm_path(posix_name: str) -> str:
+    """The file behind a POSIX shared-memory name."""
+    return SHM_DIR + posix_name
+
+
+def spill_name(name: str, slot: int, generation: int, kind: str) -> str:
+    """The POSIX name of the file that carries what does not fit slot `slot` in its life `generation`; kind: "q" request, "r" response."""
+    return f"{shm_name(name)}.spill-{slot}-{generation}-{kind}"
+
+
+def spill_files(name: str) -> list[tuple[str, int, int]]:
+    """(POSIX name, slot, generation) of every spill file of this worker."""
+    prefix = shm_name(name)[1:]
+    found = []
+    for file in _listing():
+        match = _SPILL.fullmatch(file, len(prefix)) if file.startswith(prefix) else None
+        if match:
+            found.append((f"/{file}", int(match[1]), int(match[2])))
+    return found
+
+
+def worker_names() -> list[str]:
+    """Names of all segments on this machine, dead or alive, of any user."""
+    return sorted(match[1] for match in map(_FILE.fullmatch, _listing()) if match)
+
+
+def leftover_temporaries(name: str) -> list[str]:
+    """POSIX names of half-made segments of this worker."""
+    prefix = shm_name(name)[1:] + ".new-"
+    return [f"/{file}" for file in _listing() if file.startswith(prefix)]
+
+
+def _listing() -> list[str]:
+    try:
+        return os.listdir(SHM_DIR)
+    except OSError as error:
+        raise SegmentError(f"{SHM_DIR} cannot be listed ({error.strerror}); gpuworker needs POSIX shared memory there") from error

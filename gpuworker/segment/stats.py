@@ -1,0 +1,179 @@
+"""Statistics as people and tools see them. They live in the segment: readable while the owner hangs, and after it died."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from typing import Any
+
+from gpuworker._native import ffi, lib
+from gpuworker.scheduling.decision import Reason
+from gpuworker.segment.segment import Segment, State
+
+_BUCKETS: int = lib.GW_BUCKETS
+_HISTOGRAM_WORDS = _BUCKETS + 2
+_OWNER_COUNTERS = (
+    "completed", "failed", "expired", "abandoned", "reaped_slots", "reaped_clients", "batches", "requeued", "late_wakes", "spins", "parks",
+)  # fmt: skip
+_CLIENT_COUNTERS = ("submitted", "rejected", "cancelled", "expired", "fallbacks")
+
+
+@dataclasses.dataclass(frozen=True)
+class Histogram:
+    """Log-linear: four buckets an octave from 256 ns on, so a quantile is within 12 % of the true one."""
+
+    count: int
+    mean_us: float
+    p50_us: float
+    p99_us: float
+    buckets: tuple[int, ...] = dataclasses.field(repr=False)
+
+    @classmethod
+    def of(cls, words: list[int]) -> Histogram:
+        """From the segment's words: buckets, sum in ns, count."""
+        buckets, total_ns, count = tuple(words[:_BUCKETS]), words[_BUCKETS], words[_BUCKETS + 1]
+        return cls(count, round(total_ns / count / 1e3, 3) if count else 0.0, _quantile_us(buckets, 0.5), _quantile_us(buckets, 0.99), buckets)
+
+
+@dataclasses.dataclass(frozen=True)
+class ClientView:
+    """One joined frontend process."""
+
+    pid: int
+    slots_held: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Stats:
+    """One worker at one moment. The waits of a request, in order: claim_wait (for a free slot), queue_wait (until the owner saw it), batch_wait
+    (until its batch left), run, wake (until its caller ran again)."""
+
+    name: str
+    state: str
+    owner_pid: int
+    owner_alive: bool
+    uptime_s: float
+    heartbeat_age_s: float
+    batch_running_s: float
+    capacity: int
+    slots_in_use: int
+    clients: tuple[ClientView, ...]
+    submitted: int
+    completed: int
+    failed: int
+    cancelled: int
+    expired: int
+    rejected: int
+    fallbacks: int
+    abandoned: int
+    reaped_clients: int
+    reaped_slots: int
+    requeued: int
+    late_wakes: int
+    batches: int
+    mean_batch_size: float
+    batch_sizes: dict[str, int]
+    dispatch_reasons: dict[str, int]
+    claim_wait: Histogram
+    queue_wait: Histogram
+    batch_wait: Histogram
+    run: Histogram
+    wake: Histogram
+    handler: str
+    options: dict[str, Any]
+
+    @classmethod
+    def of(cls, name: str) -> Stats:
+        """Reads the statistics of a worker. Raises WorkerNotFound or SegmentError."""
+        return cls.read(Segment.attach(name, read_only=True))
+
+    @classmethod
+    def read(cls, segment: Segment) -> Stats:
+        """Reads the statistics of an attached segment."""
+        o = segment.overview()
+        owner_words, client_words = ffi.sizeof("gw_stats") // 8, ffi.sizeof("gw_client_stats") // 8
+        owner_raw, client_raw = ffi.new("uint64_t[]", owner_words), ffi.new("uint64_t[]", client_words)
+        lib.gw_read_stats(segment.port, owner_raw, owner_words, client_raw, client_words)
+        owner, client = ffi.unpack(owner_raw, owner_words), ffi.unpack(client_raw, client_words)
+        counts = dict(zip(_OWNER_COUNTERS, owner, strict=False))
+        asked = dict(zip(_CLIENT_COUNTERS, client, strict=False))
+        at = len(_OWNER_COUNTERS)
+        reasons, sizes, at = owner[at : at + lib.GW_REASONS], owner[at + lib.GW_REASONS : at + lib.GW_REASONS + _BUCKETS], at + lib.GW_REASONS + _BUCKETS
+        queue_wait, batch_wait, run = (Histogram.of(owner[at + i * _HISTOGRAM_WORDS : at + (i + 1) * _HISTOGRAM_WORDS]) for i in range(3))
+        at = len(_CLIENT_COUNTERS)
+        claim_wait, wake = (Histogram.of(client[at + i * _HISTOGRAM_WORDS : at + (i + 1) * _HISTOGRAM_WORDS]) for i in range(2))
+        now_ns = time.monotonic_ns()
+        info = json.loads(segment.info() or b"{}")
+        batches, answered = counts["batches"], counts["completed"] + counts["failed"] + counts["abandoned"]
+        return cls(
+            name=segment.name,
+            state=State(o.state).name.lower(),
+            owner_pid=o.owner.pid,
+            owner_alive=not segment.owner_is_dead(),
+            uptime_s=_seconds_since(o.started_ns, now_ns),
+            heartbeat_age_s=_seconds_since(o.heartbeat_ns, now_ns),
+            batch_running_s=_seconds_since(o.batch_started_ns, now_ns),
+            capacity=o.capacity,
+            slots_in_use=o.in_use,
+            clients=_clients(segment, o.max_participants),
+            submitted=asked["submitted"],
+            completed=counts["completed"],
+            failed=counts["failed"],
+            cancelled=asked["cancelled"],
+            expired=counts["expired"] + asked["expired"],
+            rejected=asked["rejected"],
+            fallbacks=asked["fallbacks"],
+            abandoned=counts["abandoned"],
+            reaped_clients=counts["reaped_clients"],
+            reaped_slots=counts["reaped_slots"],
+            requeued=counts["requeued"],
+            late_wakes=counts["late_wakes"],
+            batches=batches,
+            mean_batch_size=round(answered / batches, 3) if batches else 0.0,
+            batch_sizes={_size_label(i): n for i, n in enumerate(sizes) if n},
+            dispatch_reasons={reason.name.lower(): reasons[reason] for reason in Reason},
+            claim_wait=claim_wait,
+            queue_wait=queue_wait,
+            batch_wait=batch_wait,
+            run=run,
+            wake=wake,
+            handler=info.get("handler", ""),
+            options=info.get("options", {}),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data for JSON."""
+        return dataclasses.asdict(self)
+
+
+def _clients(segment: Segment, most: int) -> tuple[ClientView, ...]:
+    view = ffi.new("gw_participant_view *")
+    joined = []
+    for index in range(1, most + 1):
+        if lib.gw_read_participant(segment.port, index, view) == lib.GW_ALIVE:
+            joined.append(ClientView(view.identity.pid, view.held))
+    return tuple(joined)
+
+
+def _seconds_since(then_ns: int, now_ns: int) -> float:
+    return round(max(now_ns - then_ns, 0) / 1e9, 3) if then_ns else 0.0
+
+
+def _bucket_start_ns(bucket: int) -> float:
+    return 256 * 2 ** (bucket // 4) * (1 + bucket % 4 / 4)
+
+
+def _quantile_us(buckets: tuple[int, ...], q: float) -> float:
+    """By linear interpolation inside the bucket that holds the quantile."""
+    wanted = q * sum(buckets)
+    for bucket, count in enumerate(buckets):
+        if count and wanted <= count:
+            start, end = (_bucket_start_ns(bucket) if bucket else 0.0), _bucket_start_ns(bucket + 1)
+            return round((start + (end - start) * wanted / count) / 1e3, 3)
+        wanted -= count
+    return 0.0
+
+
+def _size_label(bucket: int) -> str:
+    return str(bucket) if bucket < 64 else f"{1 << (bucket - 64 + 6)}-{(1 << (bucket - 64 + 7)) - 1}"

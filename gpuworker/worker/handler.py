@@ -1,0 +1,61 @@
+"""The user's code: a function, a class, or the name of either."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any
+
+
+class Handler:
+    """`run_batch` and what may come with it, whatever form the user gave it in. Made in the owner; `load` makes an instance of a class."""
+
+    def __init__(self, source: Any) -> None:
+        self._target = locate(source) if isinstance(source, str) else source
+        self.name = source if isinstance(source, str) else name_of(source)
+        if not callable(getattr(self._target, "run_batch", None)) and (inspect.isclass(self._target) or not callable(self._target)):
+            raise TypeError(
+                f"handler {self.name} has no run_batch(requests: list) -> list; give a function, a class with that method, an instance, or 'module:attr'"
+            )
+        self.run_batch: Callable[[list[Any]], Any] = self._not_loaded
+
+    def load(self) -> None:
+        """Instantiates a class, calls its `load()`, and runs its `warmup()` examples once."""
+        target = self._target() if inspect.isclass(self._target) else self._target
+        self._target = target
+        if callable(getattr(target, "load", None)):
+            target.load()
+        self.run_batch = getattr(target, "run_batch", None) or target
+        if callable(getattr(target, "warmup", None)):
+            examples = target.warmup()
+            if examples is not None:
+                self.run_batch(list(examples))
+
+    def close(self) -> None:
+        """Calls the handler's `close()`, if it has one."""
+        if callable(getattr(self._target, "close", None)) and not inspect.isclass(self._target):
+            self._target.close()
+
+    def _not_loaded(self, requests: list[Any]) -> Any:
+        raise RuntimeError("the handler has not been loaded")
+
+
+def locate(path: str) -> Any:
+    """The object that "package.module:attribute" names. Raises ValueError, ImportError or AttributeError saying what is wrong."""
+    module_name, colon, attribute = path.partition(":")
+    if not colon or not module_name or not attribute:
+        raise ValueError(f"handler {path!r}: write it as 'module:attribute', e.g. 'myapp.model:run_batch'")
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # a console script does not look in the current directory
+    target = importlib.import_module(module_name)
+    for part in attribute.split("."):
+        target = getattr(target, part)
+    return target
+
+
+def name_of(source: Any) -> str:
+    """How to call a handler in messages."""
+    named = source if hasattr(source, "__qualname__") else type(source)
+    return f"{named.__module__}:{named.__qualname__}"

@@ -1,0 +1,81 @@
+"""Becoming the owner: from a handler and a name to a served ring, and back."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from gpuworker._native import lib
+from gpuworker.scheduling import SizeOrTimeout
+from gpuworker.segment import Segment
+from gpuworker.segment.wire import ON_FULL, WAKE
+from gpuworker.worker.handler import Handler
+from gpuworker.worker.keeper import Keeper, retire
+from gpuworker.worker.options import WorkerOptions
+from gpuworker.worker.owner import Owner
+
+log = logging.getLogger("gpuworker")
+
+
+def serve(handler: Any, *, name: str, **options: Any) -> None:
+    """This process becomes the owner of worker `name` and serves until SIGTERM or SIGINT, then drains. Call it from the main thread.
+
+    handler: a function `run_batch(requests: list) -> list`, a class with that method (and optionally `load()`, `warmup()`, `close()`), an instance, or
+    "module:attr". Options: see gpuworker.worker.WorkerOptions. Raises WorkerAlreadyRunning, SegmentError, and whatever `load` raises.
+    """
+    checked = WorkerOptions.of(options)
+    session = Session(handler, name, checked)
+    handled = (signal.SIGTERM, signal.SIGINT)
+    before = {number: signal.getsignal(number) for number in handled}
+    for number in handled:
+        signal.signal(number, session.on_signal)
+    try:
+        session.run()
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, previous)
+
+
+class Session:
+    """One life of an owner: owns the segment, loads the handler, serves, drains, cleans up."""
+
+    def __init__(self, handler: Any, name: str, options: WorkerOptions, may_exit: bool = True) -> None:
+        self.options = options
+        self.handler = Handler(handler)
+        self.segment = Segment.own(name, options.geometry)  # before loading: a name that is taken should not cost a model's load time
+        self.owner = Owner(self.segment, self.handler, options, SizeOrTimeout(options.max_batch_size, options.max_wait_ms))
+        self._keeper = Keeper(self.owner, may_exit)
+        self._name = name
+
+    def run(self, on_ready: Callable[[], None] | None = None) -> None:
+        """Loads, calls `on_ready`, serves until stopped. Raises what loading raises; the segment is gone afterwards in any case."""
+        port, options = self.segment.port, self.options
+        try:
+            lib.gw_recover(port, options.max_attempts)
+            lib.gw_set_policy(
+                port, ON_FULL[options.on_full], WAKE[options.wake], *options.quotas, int(options.allow_pickle), options.max_batch_size
+            )
+            info = {"name": self._name, "handler": self.handler.name, "options": vars(options)}
+            blob = json.dumps(info).encode()
+            lib.gw_set_info(port, blob, len(blob))
+            self._keeper.start()
+            self.handler.load()
+            log.info("worker %s is ready in process %d: %s", self._name, os.getpid(), self.handler.name)
+            self.owner.run(on_ready)
+        finally:
+            try:
+                self._keeper.finish()
+            finally:
+                retire(self.segment)
+                self.segment.close()
+                self.handler.close()
+                log.info("worker %s has stopped", self._name)
+
+    def on_signal(self, number: int, frame: FrameType | None) -> None:
+        """First signal: drain. Second: stop now."""
+        self.owner.stop(drain=self.owner.stop_ns is None)

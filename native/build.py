@@ -1,0 +1,116 @@
+"""Builds gpuworker/_native.abi3.so from native/*.c (cffi, API mode: the C compiler checks every struct and signature below).
+
+Environment switches, for `make sanitize` and development:
+GPUWORKER_SANITIZE=address,undefined | thread   instrument the extension
+"""
+
+import os
+import pathlib
+
+from cffi import FFI
+
+HERE = pathlib.Path(__file__).parent.name  # setuptools wants paths relative to setup.py
+FLAGS = ["-std=c11", "-O2", "-g", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror"]
+SANITIZE = os.environ.get("GPUWORKER_SANITIZE", "")
+SANITIZE_FLAGS = [f"-fsanitize={SANITIZE}", "-fno-omit-frame-pointer"] if SANITIZE else []
+
+# The parts of layout.h and ring.h that Python uses. `...` leaves offsets and sizes to the compiler.
+CDEF = """
+enum { GW_FREE, GW_CLAIMED, GW_READY, GW_RUNNING, GW_DONE, GW_ABANDONED, ... };
+enum { GW_STARTING, GW_SERVING, GW_DRAINING, GW_STOPPED, GW_SUPERSEDED, ... };
+enum { GW_VACANT, GW_ALIVE, GW_LEFT, ... };
+enum { GW_REJECT, GW_BLOCK, GW_FALLBACK, ... };
+enum { GW_PARK, GW_ADAPTIVE, GW_BUSY, ... };
+enum { GW_KIND_BYTES, GW_KIND_STR, GW_KIND_ARRAY, GW_KIND_TREE, GW_KIND_PICKLE, GW_KIND_ERROR, GW_KIND_EXPIRED, GW_KIND_DRAINING,
+       GW_KIND_DIED, GW_KIND_SPILLED, ... };
+#define GW_LINE ...
+#define GW_VERSION ...
+#define GW_MAX_CAPACITY ...
+#define GW_MAX_PARTICIPANTS ...
+#define GW_MAX_META ...
+#define GW_BUCKETS ...
+#define GW_REASONS ...
+#define GW_SLOT_BITS ...
+#define GW_INFO_BYTES ...
+
+typedef struct { int64_t pid; uint64_t start_ticks; uint64_t pid_namespace; } gw_identity;
+typedef struct { uint64_t ticket, enqueue_ns, deadline_ns, request; } gw_item;
+typedef struct {
+    gw_identity owner;
+    uint64_t epoch, heartbeat_ns, batch_started_ns, started_ns, run_mean_ns, batch_mean_milli, max_payload_bytes, segment_bytes;
+    uint64_t request_bytes, response_bytes;
+    uint32_t state, alive, capacity, max_participants, on_full, wake, quota_shared, quota_alone, allow_pickle, max_batch_size, info_bytes, in_use;
+} gw_overview;
+typedef struct { gw_identity identity; uint64_t word; uint32_t joined, held; } gw_participant_view;
+typedef struct { ...; } gw_stats;
+typedef struct { ...; } gw_client_stats;
+typedef struct gw_port { char *areas; uint64_t request_bytes, response_bytes; uint32_t capacity, me; ...; } gw_port;
+
+uint64_t gw_now(void);
+uint64_t gw_segment_bytes(uint32_t capacity, uint32_t max_participants, uint64_t request_bytes, uint64_t response_bytes);
+int gw_format(void *base, uint32_t capacity, uint32_t max_participants, uint64_t request_bytes, uint64_t response_bytes, uint64_t max_payload_bytes);
+int gw_check(const void *base, uint64_t file_bytes);
+
+gw_port *gw_open(void *base);
+void gw_close(gw_port *port);
+int gw_join(gw_port *port, int lock_fd, int64_t pid, uint64_t start_ticks, uint64_t pid_namespace);
+int gw_leave(gw_port *port);
+int gw_try_lock(int fd, uint32_t index);
+int gw_is_locked(int fd, uint32_t index);
+void gw_guard_fd(gw_port *port, int fd);
+
+int64_t gw_claim(gw_port *port);
+int64_t gw_claim_wait(gw_port *port, uint64_t until_ns);
+int gw_publish(gw_port *port, int64_t ticket, uint64_t request, uint64_t deadline_ns);
+int64_t gw_submit(gw_port *port, uint32_t kind, const char *meta, uint32_t meta_bytes, const char *data, uint64_t data_bytes, uint64_t deadline_ns);
+int64_t gw_wait(gw_port *port, int64_t ticket, uint64_t deadline_ns, uint64_t slice_ns);
+int64_t gw_poll(gw_port *port, int64_t ticket);
+int gw_release(gw_port *port, int64_t ticket);
+int64_t gw_receive(gw_port *port, int64_t ticket, uint64_t from, char *into, uint64_t bytes);
+int gw_cancel(gw_port *port, int64_t ticket);
+int gw_phase(gw_port *port, int64_t ticket);
+
+int gw_collect(gw_port *port, uint64_t until_ns, gw_item *items, int max);
+int gw_take(gw_port *port, const int64_t *tickets, int n, int64_t *taken, uint64_t *requests);
+int gw_untake(gw_port *port, int64_t ticket);
+int gw_respond(gw_port *port, int64_t ticket, uint32_t kind, const char *meta, uint32_t meta_bytes, const char *data, uint64_t data_bytes);
+int gw_responded(gw_port *port, int64_t ticket, uint64_t response);
+int gw_finish(gw_port *port, const int64_t *tickets, int n);
+int gw_refuse(gw_port *port, int64_t ticket, uint32_t kind);
+int gw_expire(gw_port *port, uint64_t now_ns);
+int gw_reap(gw_port *port, uint32_t participant);
+int gw_recover(gw_port *port, uint32_t max_attempts);
+void gw_bell(gw_port *port);
+void gw_wake_all(gw_port *port);
+int gw_count(gw_port *port, uint32_t phase);
+void gw_set_state(gw_port *port, uint32_t state);
+
+void gw_read_header(const gw_port *port, gw_overview *out);
+int gw_read_info(const gw_port *port, char *out, uint32_t bytes);
+int gw_read_participant(const gw_port *port, uint32_t participant, gw_participant_view *out);
+int gw_read_stats(const gw_port *port, uint64_t *owner, int owner_words, uint64_t *clients, int client_words);
+void gw_set_owner(gw_port *port, int64_t pid, uint64_t start_ticks, uint64_t pid_namespace);
+void gw_set_policy(gw_port *port, uint32_t on_full, uint32_t wake, uint32_t quota_shared, uint32_t quota_alone, uint32_t allow_pickle, uint32_t max_batch_size);
+int gw_set_info(gw_port *port, const char *info, uint32_t bytes);
+void gw_set_wake(gw_port *port, uint32_t wake);
+void gw_heartbeat(gw_port *port, uint64_t now_ns);
+void gw_batch_started(gw_port *port, uint64_t now_ns);
+void gw_batch_done(gw_port *port, uint32_t size, uint32_t reason, uint64_t run_ns);
+void gw_count_client(gw_port *port, uint32_t outcome);
+uint64_t gw_retry_after_ns(const gw_port *port);
+int gw_watch_parent(int pidfd, uint64_t grace_ns);
+"""
+
+SOURCES = ["segment.c", "port.c", "ring.c", "owner.c", "wake.c", "stats.c", "watch.c"]
+
+ffi = FFI()
+ffi.cdef(CDEF)
+ffi.set_source(
+    "gpuworker._native",
+    '#include "ring.h"\n',
+    sources=[f"{HERE}/{name}" for name in SOURCES],
+    depends=[f"{HERE}/layout.h", f"{HERE}/ring.h"],
+    include_dirs=[HERE],
+    extra_compile_args=FLAGS + SANITIZE_FLAGS,
+    extra_link_args=["-pthread"] + SANITIZE_FLAGS,
+)

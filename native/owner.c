@@ -1,0 +1,299 @@
+/* The owner's half of the ring: collect, take, respond, finish; and on behalf of the dead and the late: reap, recover, expire. */
+#define _GNU_SOURCE
+#include "ring.h"
+#include <errno.h>
+#include <limits.h>
+#include <string.h>
+
+static uint32_t ready_words(const gw_port *port) { return (port->capacity + 63) / 64; }
+
+static int drain_ready_bits(gw_port *port, gw_item *items, int max) {
+    uint64_t now = 0;
+    int n = 0;
+    for (uint32_t group = 0; group < ready_words(port); group++) {
+        _Atomic uint64_t *ready = &port->header->ready[group];
+        if (!atomic_load_explicit(ready, memory_order_relaxed)) continue;
+        uint64_t bits = atomic_exchange_explicit(ready, 0, memory_order_acquire);
+        for (; bits; bits &= bits - 1) {
+            uint32_t i = group * 64 + (uint32_t)__builtin_ctzll(bits);
+            if (n == max || i >= port->capacity) { /* the rest stays for the next call */
+                if (i < port->capacity) atomic_fetch_or_explicit(ready, bits, memory_order_seq_cst);
+                break;
+            }
+            gw_slot *slot = &port->slots[i];
+            uint64_t word = GW_LOAD(&slot->word); /* pairs with the release in gw_publish */
+            if (gw_phase_of(word) != GW_READY) continue; /* cancelled or reaped since */
+            if (!now) now = gw_now();
+            slot->collect_ns = now;
+            gw_item item = {(uint64_t)gw_ticket(word, i), slot->enqueue_ns, slot->deadline_ns, slot->request};
+            int k = n++; /* insertion sort: bits come nearly in order of time */
+            for (; k > 0 && items[k - 1].enqueue_ns > item.enqueue_ns; k--) items[k] = items[k - 1];
+            items[k] = item;
+        }
+    }
+    return n;
+}
+
+int gw_collect(gw_port *port, uint64_t until_ns, gw_item *items, int max) {
+    int n = drain_ready_bits(port, items, max);
+    if (n || !until_ns) return n;
+    gw_header *header = port->header;
+    uint64_t start = gw_now();
+    if (start >= until_ns) return 0;
+    int interrupted = 0;
+    if (gw_spin_until(port, &port->request_spin, header->ready, ready_words(port), 0, until_ns)) {
+        GW_TALLY(&header->stats.spins, 1);
+    } else { /* the owner's side of the doorbell, wake.c */
+        uint32_t seen = atomic_load_explicit(&header->bell, memory_order_seq_cst); /* O1 */
+        atomic_store_explicit(&header->owner_asleep, 1, memory_order_seq_cst);     /* O2 */
+        int some = 0;
+        for (uint32_t i = 0; i < ready_words(port); i++) some |= atomic_load_explicit(&header->ready[i], memory_order_seq_cst) != 0; /* O3 */
+        if (!some) {
+            GW_TALLY(&header->stats.parks, 1);
+            long result = gw_futex_wait(&header->bell, seen, until_ns); /* O4 */
+            interrupted = result == -EINTR;
+            if (result == -ETIMEDOUT) {
+                for (uint32_t i = 0; i < ready_words(port); i++)
+                    if (GW_LOAD(&header->ready[i])) {
+                        GW_TALLY(&header->stats.late_wakes, 1);
+                        break;
+                    }
+            }
+        }
+        atomic_store_explicit(&header->owner_asleep, 0, memory_order_relaxed); /* O5 */
+    }
+    n = drain_ready_bits(port, items, max);
+    if (n) gw_spin_learn(&port->request_spin, items[0].enqueue_ns > start ? items[0].enqueue_ns - start : 0);
+    else gw_spin_learn(&port->request_spin, gw_now() - start);
+    return n ? n : interrupted ? -EINTR : 0;
+}
+
+static gw_slot *slot_at(gw_port *port, int64_t ticket) {
+    uint32_t i = gw_slot_of(ticket);
+    return ticket < 0 || i >= port->capacity ? NULL : &port->slots[i];
+}
+
+/* READY -> RUNNING for one life. The word on success, else 0. */
+static uint64_t take(gw_slot *slot, int64_t ticket) {
+    uint64_t word = GW_LOAD(&slot->word);
+    if (gw_generation_of(word) != gw_life_of(ticket) || gw_phase_of(word) != GW_READY) return 0;
+    uint64_t running = gw_with_phase(word, GW_RUNNING);
+    return GW_CAS(&slot->word, &word, running) ? running : 0; /* acquires what gw_publish released */
+}
+
+/* RUNNING -> DONE and wake, or ABANDONED -> FREE. 1 if it had been abandoned. */
+static int finish(gw_port *port, gw_slot *slot, int64_t ticket) {
+    uint64_t word = GW_LOAD(&slot->word);
+    for (;;) {
+        if (gw_generation_of(word) != gw_life_of(ticket)) return -ESTALE;
+        if (gw_phase_of(word) == GW_RUNNING) {
+            if (!GW_CAS(&slot->word, &word, gw_with_phase(word, GW_DONE))) continue; /* releases the response to gw_wait */
+            sem_post(&slot->semaphore);
+            return 0;
+        }
+        if (gw_phase_of(word) != GW_ABANDONED) return -ESTALE;
+        if (!GW_CAS(&slot->word, &word, gw_freed(word))) continue;
+        gw_space_wake(port);
+        return 1;
+    }
+}
+
+/* Takes those of n candidates that are still wanted; for each its request as described by the frontend, copied once and checked against the area:
+ * UINT64_MAX when it claims more than there is. Cancelled ones are skipped, expired ones answered. */
+int gw_take(gw_port *port, const int64_t *tickets, int n, int64_t *taken, uint64_t *requests) {
+    uint64_t now = gw_now();
+    int m = 0;
+    for (int k = 0; k < n; k++) {
+        gw_slot *slot = slot_at(port, tickets[k]);
+        if (!slot || !take(slot, tickets[k])) continue;
+        slot->dispatch_ns = now;
+        if (slot->deadline_ns && slot->deadline_ns <= now) {
+            slot->response = gw_describe(GW_KIND_EXPIRED, 0, 0);
+            slot->done_ns = now;
+            GW_COUNT(&port->header->stats.expired, 1);
+            finish(port, slot, tickets[k]);
+            continue;
+        }
+        uint64_t request = ((volatile gw_slot *)slot)->request;
+        uint64_t total = gw_total_of(request), room = gw_kind_of(request) & GW_KIND_SPILLED ? port->max_payload_bytes : port->request_bytes;
+        if (total > room || gw_meta_of(request) > total) request = UINT64_MAX;
+        taken[m] = tickets[k];
+        requests[m++] = request;
+    }
+    return m;
+}
+
+/* RUNNING -> READY: taken, but not run after all. */
+int gw_untake(gw_port *port, int64_t ticket) {
+    gw_slot *slot = slot_at(port, ticket);
+    if (!slot) return -EINVAL;
+    uint64_t word = GW_LOAD(&slot->word);
+    if (gw_generation_of(word) != gw_life_of(ticket)) return -ESTALE;
+    if (gw_phase_of(word) == GW_RUNNING && GW_CAS(&slot->word, &word, gw_with_phase(word, GW_READY))) {
+        uint32_t i = gw_slot_of(ticket);
+        atomic_fetch_or_explicit(&port->header->ready[i / 64], 1ull << (i % 64), memory_order_seq_cst);
+        return 0;
+    }
+    return finish(port, slot, ticket); /* abandoned meanwhile */
+}
+
+int gw_respond(gw_port *port, int64_t ticket, uint32_t kind, const void *meta, uint32_t meta_bytes, const void *data, uint64_t data_bytes) {
+    gw_slot *slot = slot_at(port, ticket);
+    uint64_t from = gw_align(meta_bytes), total = from + data_bytes;
+    if (!slot) return -EINVAL;
+    if (total > port->response_bytes || meta_bytes > GW_MAX_META) return -EMSGSIZE;
+    char *area = gw_response_area(port, gw_slot_of(ticket));
+    if (meta_bytes) memcpy(area, meta, meta_bytes);
+    if (data_bytes) memcpy(area + from, data, data_bytes);
+    slot->response = gw_describe(kind, meta_bytes, total);
+    return 0;
+}
+
+/* For a response that was written in place, or to a spill file. */
+int gw_responded(gw_port *port, int64_t ticket, uint64_t response) {
+    gw_slot *slot = slot_at(port, ticket);
+    if (!slot) return -EINVAL;
+    slot->response = response;
+    return 0;
+}
+
+int gw_finish(gw_port *port, const int64_t *tickets, int n) {
+    gw_stats *stats = &port->header->stats;
+    uint64_t now = gw_now();
+    int abandoned = 0;
+    for (int k = 0; k < n; k++) {
+        gw_slot *slot = slot_at(port, tickets[k]);
+        if (!slot) continue;
+        slot->done_ns = now;
+        gw_observe(&stats->queue_wait, slot->collect_ns - slot->enqueue_ns);
+        gw_observe(&stats->batch_wait, slot->dispatch_ns - slot->collect_ns);
+        int ok = (gw_kind_of(slot->response) & ~(uint32_t)GW_KIND_SPILLED) < GW_KIND_ERROR;
+        /* Counted first: a caller that has its answer finds it in the statistics. */
+        if (ok) GW_TALLY(&stats->completed, 1);
+        else GW_COUNT(&stats->failed, 1);
+        if (finish(port, slot, tickets[k]) != 1) continue;
+        abandoned++;
+        if (ok) GW_TALLY(&stats->completed, -1ull);
+        else GW_COUNT(&stats->failed, -1ull);
+        GW_COUNT(&stats->abandoned, 1);
+    }
+    return abandoned;
+}
+
+int gw_refuse(gw_port *port, int64_t ticket, uint32_t kind) {
+    gw_slot *slot = slot_at(port, ticket);
+    if (!slot || !take(slot, ticket)) return -ESTALE;
+    slot->response = gw_describe(kind, 0, 0);
+    slot->done_ns = gw_now();
+    GW_COUNT(&port->header->stats.failed, 1);
+    return finish(port, slot, ticket);
+}
+
+/* Answers queued requests whose deadline has passed. Safe beside the thread that forms batches: each slot goes to one of them by CAS. */
+int gw_expire(gw_port *port, uint64_t now_ns) {
+    int n = 0;
+    for (uint32_t i = 0; i < port->capacity; i++) {
+        gw_slot *slot = &port->slots[i];
+        uint64_t word = GW_LOAD(&slot->word);
+        if (gw_phase_of(word) != GW_READY || !slot->deadline_ns || slot->deadline_ns > now_ns) continue;
+        int64_t ticket = gw_ticket(word, i);
+        if (!take(slot, ticket)) continue;
+        if (!slot->deadline_ns || slot->deadline_ns > now_ns) { /* the deadline we looked at was an earlier life's */
+            gw_untake(port, ticket);
+            continue;
+        }
+        slot->response = gw_describe(GW_KIND_EXPIRED, 0, 0);
+        slot->done_ns = gw_now();
+        GW_COUNT(&port->header->stats.expired, 1);
+        finish(port, slot, ticket);
+        n++;
+    }
+    return n;
+}
+
+static void fold(gw_histogram *into, gw_histogram *from) {
+    for (int i = 0; i < GW_BUCKETS; i++) GW_TALLY(&into->count[i], atomic_exchange_explicit(&from->count[i], 0, memory_order_relaxed));
+    GW_TALLY(&into->sum_ns, atomic_exchange_explicit(&from->sum_ns, 0, memory_order_relaxed));
+    GW_TALLY(&into->n, atomic_exchange_explicit(&from->n, 0, memory_order_relaxed));
+}
+
+/* Gives back what a participant held. Call only for one that has left or that the kernel has proved dead: none of its threads can act any more. */
+int gw_reap(gw_port *port, uint32_t participant) {
+    if (!participant || participant > port->max_participants) return -EINVAL;
+    gw_header *header = port->header;
+    int n = 0;
+    for (uint32_t i = 0; i < port->capacity; i++) {
+        gw_slot *slot = &port->slots[i];
+        uint64_t word = GW_LOAD(&slot->word);
+        for (;;) {
+            uint32_t phase = gw_phase_of(word);
+            if (phase == GW_FREE || phase == GW_ABANDONED || gw_participant_of(word) != participant) break; /* finish frees ABANDONED */
+            sem_init(&slot->semaphore, 1, 0); /* a waiter killed inside sem_wait leaves its count: every later post would be a system call */
+            if (!GW_CAS(&slot->word, &word, phase == GW_RUNNING ? gw_with_phase(word, GW_ABANDONED) : gw_freed(word))) continue;
+            n++;
+            break;
+        }
+    }
+    atomic_fetch_and_explicit(&header->space_wanted[participant / 64 % (GW_MAX_PARTICIPANTS / 64)], ~(1ull << (participant & 63)), memory_order_seq_cst);
+    gw_participant *entry = &port->participants[participant - 1];
+    gw_client_stats *from = &entry->stats, *into = &header->departed;
+    GW_TALLY(&into->submitted, atomic_exchange_explicit(&from->submitted, 0, memory_order_relaxed));
+    GW_TALLY(&into->rejected, atomic_exchange_explicit(&from->rejected, 0, memory_order_relaxed));
+    GW_TALLY(&into->cancelled, atomic_exchange_explicit(&from->cancelled, 0, memory_order_relaxed));
+    GW_TALLY(&into->expired, atomic_exchange_explicit(&from->expired, 0, memory_order_relaxed));
+    GW_TALLY(&into->fallbacks, atomic_exchange_explicit(&from->fallbacks, 0, memory_order_relaxed));
+    fold(&into->claim_wait, &from->claim_wait);
+    fold(&into->wake, &from->wake);
+    uint64_t word = GW_LOAD(&entry->word);
+    if ((word & 3) != GW_VACANT && GW_CAS(&entry->word, &word, (word & ~3ull) | GW_VACANT)) atomic_fetch_sub_explicit(&header->alive, 1, memory_order_relaxed);
+    GW_TALLY(&header->stats.reaped_slots, (uint64_t)n);
+    GW_TALLY(&header->stats.reaped_participants, 1);
+    if (n) gw_space_wake(port);
+    return n;
+}
+
+/* A new owner, holding the owner's lock byte, puts the ring in order. Any prefix of this may have run before: it can be run again. */
+int gw_recover(gw_port *port, uint32_t max_attempts) {
+    gw_header *header = port->header;
+    int n = 0;
+    atomic_store_explicit(&header->owner_asleep, 0, memory_order_seq_cst);
+    for (uint32_t g = 0; g < ready_words(port); g++) atomic_store_explicit(&header->ready[g], 0, memory_order_seq_cst);
+    for (uint32_t i = 0; i < port->capacity; i++) {
+        gw_slot *slot = &port->slots[i];
+        uint64_t word = GW_LOAD(&slot->word);
+        int64_t ticket = gw_ticket(word, i);
+        switch (gw_phase_of(word)) {
+        case GW_ABANDONED: finish(port, slot, ticket); break;
+        case GW_RUNNING:
+            if (++slot->attempts >= max_attempts) { /* killed its owner too often: never run it again */
+                slot->response = gw_describe(GW_KIND_DIED, 0, 0);
+                slot->done_ns = gw_now();
+                finish(port, slot, ticket);
+            } else {
+                gw_untake(port, ticket);
+                n++;
+            }
+            break;
+        case GW_READY: atomic_fetch_or_explicit(&header->ready[i / 64], 1ull << (i % 64), memory_order_seq_cst); break;
+        case GW_DONE: sem_post(&slot->semaphore); break; /* the dead owner may not have come to it */
+        default: break;                                  /* CLAIMED: its frontend goes on, or is reaped */
+        }
+    }
+    GW_TALLY(&header->stats.requeued, (uint64_t)n);
+    return n;
+}
+
+void gw_wake_all(gw_port *port) {
+    for (uint32_t i = 0; i < port->capacity; i++)
+        if (gw_phase_of(GW_LOAD(&port->slots[i].word)) != GW_FREE) sem_post(&port->slots[i].semaphore);
+    atomic_fetch_add_explicit(&port->header->space_bell, 1, memory_order_seq_cst);
+    gw_futex_wake(&port->header->space_bell, INT_MAX);
+}
+
+int gw_count(gw_port *port, uint32_t phase) {
+    int n = 0;
+    for (uint32_t i = 0; i < port->capacity; i++) n += gw_phase_of(GW_LOAD(&port->slots[i].word)) == phase;
+    return n;
+}
+
+void gw_set_state(gw_port *port, uint32_t state) { atomic_store_explicit(&port->header->state, state, memory_order_release); }

@@ -1,0 +1,145 @@
+/* A process's port to the segment: joining, leaving, and what must happen at fork.
+ *
+ * Proof of life. Each participant holds, for as long as it lives, an open-file-description lock on one byte of the segment's file: byte
+ * GW_LOCK_BASE + index, past the end of the data (locks need no bytes there); index 0 is the owner's. The kernel arbitrates who gets an entry, and
+ * drops the lock only once no thread of the holder can run any more. Inside one pid namespace the reader of the entry prefers a pidfd (see
+ * gpuworker/segment/liveness.py), so that neither closing all descriptors nor a child that kept one can mislead it.
+ *
+ * Fork. A forked child shares the parent's lock description, so it must close (never unlock) it; and it must not touch slots that are the
+ * parent's. pthread_atfork covers every libc fork, whoever calls it, and costs the hot path one relaxed load. */
+#define _GNU_SOURCE
+#include "ring.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define GW_LOCK_BASE (1ll << 40)
+#define MAX_GUARDED 64
+
+static pthread_mutex_t ports_mutex = PTHREAD_MUTEX_INITIALIZER;
+static pthread_once_t fork_handlers_once = PTHREAD_ONCE_INIT;
+static gw_port *ports;
+static struct { gw_port *port; int fd; } guarded[MAX_GUARDED];
+
+static void before_fork(void) { pthread_mutex_lock(&ports_mutex); }
+static void after_fork_in_parent(void) { pthread_mutex_unlock(&ports_mutex); }
+static void after_fork_in_child(void) {
+    for (gw_port *port = ports; port; port = port->next) {
+        atomic_store_explicit(&port->forked, 1, memory_order_relaxed);
+        if (port->lock_fd >= 0) close(port->lock_fd);
+        port->lock_fd = -1;
+    }
+    for (int i = 0; i < MAX_GUARDED; i++)
+        if (guarded[i].port) {
+            close(guarded[i].fd);
+            guarded[i].port = NULL;
+        }
+    ports = NULL;
+    pthread_mutex_unlock(&ports_mutex);
+}
+static void install_fork_handlers(void) { pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child); }
+
+gw_port *gw_open(void *base) {
+    gw_port *port = calloc(1, sizeof *port);
+    if (!port) return NULL;
+    gw_header *header = base;
+    port->header = header;
+    port->capacity = header->capacity;
+    port->max_participants = header->max_participants;
+    port->request_bytes = header->request_bytes;
+    port->response_bytes = header->response_bytes;
+    port->max_payload_bytes = header->max_payload_bytes;
+    port->participants = (gw_participant *)(header + 1);
+    port->slots = (gw_slot *)(port->participants + port->max_participants);
+    port->areas = (char *)(port->slots + port->capacity);
+    port->wake = header->wake;
+    port->lock_fd = -1;
+    cpu_set_t set;
+    port->cores = sched_getaffinity(0, sizeof set, &set) ? 1 : (uint32_t)CPU_COUNT(&set);
+    pthread_once(&fork_handlers_once, install_fork_handlers);
+    pthread_mutex_lock(&ports_mutex);
+    port->next = ports;
+    ports = port;
+    pthread_mutex_unlock(&ports_mutex);
+    return port;
+}
+
+void gw_close(gw_port *port) {
+    pthread_mutex_lock(&ports_mutex);
+    for (gw_port **p = &ports; *p; p = &(*p)->next)
+        if (*p == port) {
+            *p = port->next;
+            break;
+        }
+    for (int i = 0; i < MAX_GUARDED; i++)
+        if (guarded[i].port == port) guarded[i].port = NULL;
+    pthread_mutex_unlock(&ports_mutex);
+    if (port->lock_fd >= 0) close(port->lock_fd);
+    free(port);
+}
+
+void gw_guard_fd(gw_port *port, int fd) {
+    pthread_mutex_lock(&ports_mutex);
+    for (int i = 0; i < MAX_GUARDED; i++)
+        if (!guarded[i].port) {
+            guarded[i].port = port;
+            guarded[i].fd = fd;
+            break;
+        }
+    pthread_mutex_unlock(&ports_mutex);
+}
+
+static int lock_byte(int fd, int command, uint32_t index, short *type) {
+    struct flock lock = {.l_type = *type, .l_whence = SEEK_SET, .l_start = GW_LOCK_BASE + index, .l_len = 1};
+    if (fcntl(fd, command, &lock)) return -errno;
+    *type = lock.l_type;
+    return 0;
+}
+
+int gw_try_lock(int fd, uint32_t index) {
+    short type = F_WRLCK;
+    int result = lock_byte(fd, F_OFD_SETLK, index, &type);
+    return result == -EACCES ? -EAGAIN : result;
+}
+
+int gw_is_locked(int fd, uint32_t index) {
+    short type = F_WRLCK;
+    int result = lock_byte(fd, F_OFD_GETLK, index, &type);
+    return result ? result : type != F_UNLCK;
+}
+
+/* Takes a vacant entry. On success the port owns lock_fd. -EUSERS: every entry is taken. */
+int gw_join(gw_port *port, int lock_fd, int64_t pid, uint64_t start_ticks, uint64_t pid_namespace) {
+    for (uint32_t i = 0; i < port->max_participants; i++) {
+        gw_participant *entry = &port->participants[i];
+        uint64_t word = GW_LOAD(&entry->word);
+        if ((word & 3) != GW_VACANT || gw_try_lock(lock_fd, i + 1)) continue;
+        /* The byte is ours, so nobody else writes this entry; the owner may only have made it vacant, never alive. */
+        word = GW_LOAD(&entry->word);
+        entry->identity = (gw_identity){pid, start_ticks, pid_namespace};
+        if ((word & 3) != GW_VACANT || !GW_CAS(&entry->word, &word, ((word >> 2) + 1) << 2 | GW_ALIVE)) {
+            short type = F_UNLCK;
+            lock_byte(lock_fd, F_OFD_SETLK, i + 1, &type);
+            continue;
+        }
+        port->me = i + 1;
+        port->lock_fd = lock_fd;
+        atomic_store_explicit(&port->home, (uint32_t)(((uint64_t)i * 2654435761u) % port->capacity), memory_order_relaxed);
+        GW_COUNT(&port->header->alive, 1);
+        return 0;
+    }
+    return -EUSERS;
+}
+
+/* Says goodbye, so that the owner need not find out; the entry is made vacant by the owner. Slots still held are reaped with it. */
+int gw_leave(gw_port *port) {
+    if (!port->me || atomic_load_explicit(&port->forked, memory_order_relaxed)) return -ECHILD;
+    gw_participant *entry = &port->participants[port->me - 1];
+    uint64_t word = GW_LOAD(&entry->word);
+    port->me = 0;
+    return (word & 3) == GW_ALIVE && GW_CAS(&entry->word, &word, (word & ~3ull) | GW_LEFT) ? 0 : -ESTALE;
+}

@@ -1,0 +1,204 @@
+/* The frontend's half of the ring: claim, publish, wait, release, cancel. Each acquire below names the release it pairs with. */
+#define _GNU_SOURCE
+#include "ring.h"
+#include <errno.h>
+#include <string.h>
+#include <time.h>
+
+/* 4 buckets an octave from 256 ns: bucket = 4 * log2(ns / 256), its last two bits from the mantissa. */
+void gw_observe(gw_histogram *histogram, uint64_t ns) {
+    uint32_t bucket = 0;
+    if (ns >= 256) {
+        uint32_t log2 = 63u - (uint32_t)__builtin_clzll(ns);
+        bucket = (log2 - 8) * 4 + ((ns >> (log2 - 2)) & 3);
+        if (bucket >= GW_BUCKETS) bucket = GW_BUCKETS - 1;
+    }
+    GW_COUNT(&histogram->count[bucket], 1);
+    GW_COUNT(&histogram->sum_ns, ns);
+    GW_COUNT(&histogram->n, 1);
+}
+
+static inline int is_forked(const gw_port *port) { return atomic_load_explicit(&port->forked, memory_order_relaxed) != 0; }
+static inline gw_client_stats *stats_of(gw_port *port) { return &port->participants[port->me - 1].stats; }
+static inline uint64_t word_of(const gw_port *port, int64_t ticket, uint32_t phase) { return gw_word(gw_life_of(ticket), port->me, phase); }
+
+/* The ticket's slot, or NULL when the ticket cannot be one of ours. */
+static gw_slot *own_slot(gw_port *port, int64_t ticket) {
+    uint32_t i = gw_slot_of(ticket);
+    return ticket < 0 || i >= port->capacity || !port->me || is_forked(port) ? NULL : &port->slots[i];
+}
+
+static void forget(gw_port *port) { atomic_fetch_sub_explicit(&port->inflight, 1, memory_order_relaxed); }
+
+int64_t gw_claim(gw_port *port) {
+    if (is_forked(port)) return -ECHILD;
+    gw_header *header = port->header;
+    uint32_t state = GW_LOAD(&header->state); /* pairs with gw_set_state */
+    if (state == GW_DRAINING) return -ESHUTDOWN;
+    if (state > GW_DRAINING || !port->me) return -ENOTCONN;
+    uint32_t quota = atomic_load_explicit(&header->alive, memory_order_relaxed) > 1 ? header->quota_shared : header->quota_alone;
+    if (GW_COUNT(&port->inflight, 1) >= quota) {
+        forget(port);
+        return -EDQUOT;
+    }
+    uint32_t home = atomic_load_explicit(&port->home, memory_order_relaxed);
+    for (uint32_t k = 0; k < port->capacity; k++) {
+        uint32_t i = home + k < port->capacity ? home + k : home + k - port->capacity;
+        gw_slot *slot = &port->slots[i];
+        uint64_t word = atomic_load_explicit(&slot->word, memory_order_seq_cst); /* pairs with gw_space_wake, see there */
+        if (gw_phase_of(word) != GW_FREE) continue;
+        uint64_t claimed = gw_word(gw_generation_of(word) + 1, port->me, GW_CLAIMED);
+        if (!GW_CAS(&slot->word, &word, claimed)) continue; /* somebody was faster, or the word has moved on: try the next */
+        while (sem_trywait(&slot->semaphore) == 0) {}       /* permits of an earlier life */
+        slot->attempts = 0;
+        atomic_store_explicit(&port->home, i, memory_order_relaxed);
+        return gw_ticket(claimed, i);
+    }
+    forget(port);
+    return -EAGAIN;
+}
+
+int64_t gw_claim_wait(gw_port *port, uint64_t until_ns) {
+    int64_t ticket = gw_claim(port);
+    if (ticket != -EAGAIN && ticket != -EDQUOT) return ticket;
+    gw_header *header = port->header;
+    uint64_t start = gw_now(), bit = 1ull << (port->me & 63);
+    _Atomic uint64_t *wanted = &header->space_wanted[port->me / 64 % (GW_MAX_PARTICIPANTS / 64)];
+    atomic_fetch_add_explicit(&port->blocked, 1, memory_order_seq_cst);
+    for (;;) {
+        uint32_t seen = atomic_load_explicit(&header->space_bell, memory_order_seq_cst);
+        atomic_fetch_or_explicit(wanted, bit, memory_order_seq_cst);
+        ticket = gw_claim(port);
+        if (ticket != -EAGAIN && ticket != -EDQUOT) break;
+        uint64_t now = gw_now(), slice = now + 10000000;
+        if (now >= until_ns) {
+            ticket = -ETIMEDOUT;
+            break;
+        }
+        /* The short slice covers two rare losses: a releaser killed before its wake, and a bit cleared below in the same moment. */
+        if (gw_futex_wait(&header->space_bell, seen, slice < until_ns ? slice : until_ns) == -EINTR) {
+            ticket = -EINTR;
+            break;
+        }
+    }
+    if (atomic_fetch_sub_explicit(&port->blocked, 1, memory_order_seq_cst) == 1) {
+        atomic_fetch_and_explicit(wanted, ~bit, memory_order_seq_cst);
+        if (atomic_load_explicit(&port->blocked, memory_order_seq_cst)) atomic_fetch_or_explicit(wanted, bit, memory_order_seq_cst);
+    }
+    if (ticket >= 0) gw_observe(&stats_of(port)->claim_wait, gw_now() - start);
+    return ticket;
+}
+
+int gw_publish(gw_port *port, int64_t ticket, uint64_t request, uint64_t deadline_ns) {
+    gw_slot *slot = own_slot(port, ticket);
+    if (!slot) return -ECHILD;
+    slot->request = request;
+    slot->deadline_ns = deadline_ns;
+    slot->enqueue_ns = gw_now();
+    uint64_t word = word_of(port, ticket, GW_CLAIMED);
+    if (!GW_CAS(&slot->word, &word, gw_with_phase(word, GW_READY))) return -ESTALE; /* releases the request to gw_take */
+    uint32_t i = gw_slot_of(ticket);
+    atomic_fetch_or_explicit(&port->header->ready[i / 64], 1ull << (i % 64), memory_order_seq_cst); /* P1 of the doorbell, after the word */
+    GW_COUNT(&stats_of(port)->submitted, 1);
+    gw_ring_doorbell(port);
+    return 0;
+}
+
+int64_t gw_submit(gw_port *port, uint32_t kind, const void *meta, uint32_t meta_bytes, const void *data, uint64_t data_bytes, uint64_t deadline_ns) {
+    uint64_t from = gw_align(meta_bytes), total = from + data_bytes;
+    if (total > port->request_bytes || meta_bytes > GW_MAX_META) return -EMSGSIZE;
+    int64_t ticket = gw_claim(port);
+    if (ticket < 0) return ticket;
+    char *area = gw_request_area(port, gw_slot_of(ticket));
+    if (meta_bytes) memcpy(area, meta, meta_bytes);
+    if (data_bytes) memcpy(area + from, data, data_bytes);
+    int result = gw_publish(port, ticket, gw_describe(kind, meta_bytes, total), deadline_ns);
+    return result ? result : ticket;
+}
+
+/* The described response if the ticket is answered, else -EINPROGRESS or -ESTALE. */
+static int64_t look(gw_port *port, const gw_slot *slot, int64_t ticket) {
+    uint64_t word = GW_LOAD(&slot->word); /* pairs with the release in gw_finish */
+    if (gw_generation_of(word) != gw_life_of(ticket) || gw_participant_of(word) != port->me) return -ESTALE;
+    switch (gw_phase_of(word)) {
+    case GW_DONE: return (int64_t)slot->response & INT64_MAX;
+    case GW_ABANDONED: case GW_FREE: return -ESTALE;
+    default: return -EINPROGRESS;
+    }
+}
+
+int64_t gw_poll(gw_port *port, int64_t ticket) {
+    gw_slot *slot = own_slot(port, ticket);
+    return slot ? look(port, slot, ticket) : -ECHILD;
+}
+
+int64_t gw_wait(gw_port *port, int64_t ticket, uint64_t deadline_ns, uint64_t slice_ns) {
+    gw_slot *slot = own_slot(port, ticket);
+    if (!slot) return -ECHILD;
+    uint64_t start = gw_now(), until = start + slice_ns;
+    if (deadline_ns && deadline_ns < until) until = deadline_ns;
+    gw_spin_until(port, &port->response_spin, &slot->word, 1, word_of(port, ticket, GW_DONE), until);
+    struct timespec t = {(time_t)(until / 1000000000u), (long)(until % 1000000000u)};
+    for (;;) {
+        int64_t result = look(port, slot, ticket);
+        if (result >= 0) {
+            uint64_t done = slot->done_ns;
+            gw_spin_learn(&port->response_spin, done > start ? done - start : 0);
+            gw_observe(&stats_of(port)->wake, gw_now() - done);
+        }
+        if (result != -EINPROGRESS) return result;
+        if (sem_clockwait(&slot->semaphore, CLOCK_MONOTONIC, &t) == 0) continue; /* a permit is a hint: look again */
+        int error = errno;
+        result = look(port, slot, ticket);
+        if (result == -EINPROGRESS) {
+            if (error == ETIMEDOUT) gw_spin_learn(&port->response_spin, slice_ns);
+            return -error;
+        }
+    }
+}
+
+int gw_release(gw_port *port, int64_t ticket) {
+    gw_slot *slot = own_slot(port, ticket);
+    if (!slot) return -ECHILD;
+    uint64_t word = word_of(port, ticket, GW_DONE);
+    if (!GW_CAS(&slot->word, &word, gw_freed(word))) return -ESTALE; /* releases our reads of the response to the next claimer */
+    atomic_store_explicit(&port->home, gw_slot_of(ticket), memory_order_relaxed); /* its lines are in our cache */
+    forget(port);
+    gw_space_wake(port);
+    return 0;
+}
+
+int64_t gw_receive(gw_port *port, int64_t ticket, uint64_t from, void *into, uint64_t bytes) {
+    gw_slot *slot = own_slot(port, ticket);
+    if (!slot) return -ECHILD;
+    if (from > port->response_bytes || bytes > port->response_bytes - from) return -EILSEQ;
+    uint64_t offset = gw_align((uintptr_t)into) - (uintptr_t)into; /* the caller left GW_LINE bytes to spare */
+    memcpy((char *)into + offset, gw_response_area(port, gw_slot_of(ticket)) + from, bytes);
+    int result = gw_release(port, ticket);
+    return result ? result : (int64_t)offset;
+}
+
+int gw_cancel(gw_port *port, int64_t ticket) {
+    gw_slot *slot = own_slot(port, ticket);
+    if (!slot) return -ECHILD;
+    uint64_t word = GW_LOAD(&slot->word);
+    for (;;) {
+        if (gw_generation_of(word) != gw_life_of(ticket) || gw_participant_of(word) != port->me) return -ESTALE;
+        uint32_t phase = gw_phase_of(word);
+        if (phase == GW_FREE || phase == GW_ABANDONED) return -ESTALE;
+        if (phase == GW_DONE) return 2;
+        /* A running request keeps its slot until the owner lets go of it: the owner may be writing the response. */
+        if (!GW_CAS(&slot->word, &word, phase == GW_RUNNING ? gw_with_phase(word, GW_ABANDONED) : gw_freed(word))) continue;
+        forget(port);
+        sem_post(&slot->semaphore); /* another thread may be waiting for this ticket: let it look */
+        if (phase != GW_RUNNING) gw_space_wake(port);
+        return phase == GW_RUNNING;
+    }
+}
+
+int gw_phase(gw_port *port, int64_t ticket) {
+    uint32_t i = gw_slot_of(ticket);
+    if (ticket < 0 || i >= port->capacity) return -EINVAL;
+    uint64_t word = GW_LOAD(&port->slots[i].word);
+    return gw_generation_of(word) == gw_life_of(ticket) ? (int)gw_phase_of(word) : -ESTALE;
+}

@@ -1,0 +1,128 @@
+/* The ring: every transition of a slot, as one function named by its verb. C11 and Linux only; no policy, no Python objects.
+ *
+ * Conventions: a result < 0 is a negative errno and nothing was changed. Times are CLOCK_MONOTONIC nanoseconds. A `ticket` names one life of one
+ * slot: generation << 12 | slot index; any call with a ticket whose life is over returns -ESTALE. Unless said otherwise a call may be made by any
+ * number of threads at once, is lock-free, and leaves the segment consistent if the process is killed at any instruction of it. */
+#ifndef GPUWORKER_RING_H
+#define GPUWORKER_RING_H
+#include "layout.h"
+
+/* Decides whether spinning is worth it; process-local. See wake.c. */
+typedef struct { _Atomic uint32_t score, skip, backoff; } gw_spinner;
+
+/* One process's own view of one segment: validated geometry, its place among the participants, what it holds. Process-local. */
+typedef struct gw_port {
+    gw_header *header;
+    gw_participant *participants; /* [0] is participant 1 */
+    gw_slot *slots;
+    char *areas;
+    uint64_t request_bytes, response_bytes, max_payload_bytes;
+    uint32_t capacity, max_participants;
+    uint32_t me, wake, cores;
+    int lock_fd;                      /* this participant's proof of life, see port.c */
+    _Atomic uint32_t forked;          /* set in a forked child: everything here belongs to the parent */
+    _Atomic uint32_t inflight;        /* slots this process holds */
+    _Atomic uint32_t home;            /* where the next claim starts probing: the slot freed last */
+    _Atomic uint32_t blocked;         /* threads of this process waiting for a free slot */
+    gw_spinner response_spin, request_spin;
+    struct gw_port *next;             /* list for the fork handler */
+} gw_port;
+
+/* One collected request, as the owner's queue knows it. */
+typedef struct { uint64_t ticket, enqueue_ns, deadline_ns, request; } gw_item;
+
+/* Segment (segment.c) */
+uint64_t gw_segment_bytes(uint32_t capacity, uint32_t max_participants, uint64_t request_bytes, uint64_t response_bytes);
+int gw_format(void *base, uint32_t capacity, uint32_t max_participants, uint64_t request_bytes, uint64_t response_bytes, uint64_t max_payload_bytes);
+int gw_check(const void *base, uint64_t file_bytes); /* 0, -EBADMSG (not ours), -EPROTONOSUPPORT (version), -ELIBACC (libc), -EILSEQ (geometry) */
+
+/* Port (port.c) */
+gw_port *gw_open(void *base);
+void gw_close(gw_port *port);
+int gw_join(gw_port *port, int lock_fd, int64_t pid, uint64_t start_ticks, uint64_t pid_namespace);
+int gw_leave(gw_port *port);
+int gw_try_lock(int fd, uint32_t index);  /* 0 or -EAGAIN; index 0 is the owner's byte, i participant i's */
+int gw_is_locked(int fd, uint32_t index); /* by an open file description other than fd's own */
+void gw_guard_fd(gw_port *port, int fd);  /* close fd in forked children */
+
+/* Frontend (ring.c) */
+int64_t gw_claim(gw_port *port);                                    /* -> ticket | -EAGAIN full | -EDQUOT | -ECHILD | -ESHUTDOWN | -ENOTCONN */
+int64_t gw_claim_wait(gw_port *port, uint64_t until_ns);            /* the same, waiting for room; -ETIMEDOUT | -EINTR */
+int gw_publish(gw_port *port, int64_t ticket, uint64_t request, uint64_t deadline_ns);
+int64_t gw_submit(gw_port *port, uint32_t kind, const void *meta, uint32_t meta_bytes, const void *data, uint64_t data_bytes, uint64_t deadline_ns);
+int64_t gw_wait(gw_port *port, int64_t ticket, uint64_t deadline_ns, uint64_t slice_ns); /* -> described response | -ETIMEDOUT | -EINTR | -ESTALE */
+int64_t gw_poll(gw_port *port, int64_t ticket);                     /* as gw_wait, at once: -EINPROGRESS */
+int gw_release(gw_port *port, int64_t ticket);
+int64_t gw_receive(gw_port *port, int64_t ticket, uint64_t from, void *into, uint64_t bytes); /* copy out + release; -> offset used in `into` */
+int gw_cancel(gw_port *port, int64_t ticket);                       /* 0 never ran | 1 was running | 2 is answered: nothing changed */
+int gw_phase(gw_port *port, int64_t ticket);
+
+/* Owner (owner.c). One thread forms and finishes batches; gw_expire and gw_reap may run in one other thread. */
+int gw_collect(gw_port *port, uint64_t until_ns, gw_item *items, int max); /* waits for requests; sorted by enqueue_ns; 0 on time-out, -EINTR */
+int gw_take(gw_port *port, const int64_t *tickets, int n, int64_t *taken, uint64_t *requests);
+int gw_untake(gw_port *port, int64_t ticket);
+int gw_respond(gw_port *port, int64_t ticket, uint32_t kind, const void *meta, uint32_t meta_bytes, const void *data, uint64_t data_bytes);
+int gw_responded(gw_port *port, int64_t ticket, uint64_t response);
+int gw_finish(gw_port *port, const int64_t *tickets, int n);        /* -> how many had been abandoned */
+int gw_refuse(gw_port *port, int64_t ticket, uint32_t kind);        /* READY -> DONE with an empty response of this kind */
+int gw_expire(gw_port *port, uint64_t now_ns);
+int gw_reap(gw_port *port, uint32_t participant);
+int gw_recover(gw_port *port, uint32_t max_attempts);
+void gw_bell(gw_port *port);                                        /* wakes the owner's gw_collect, e.g. to stop */
+void gw_wake_all(gw_port *port);                                    /* wakes every waiting frontend, to look at the owner's state */
+int gw_count(gw_port *port, uint32_t phase);
+void gw_set_state(gw_port *port, uint32_t state);
+
+/* Header and statistics (stats.c): snapshots out, single-writer updates in */
+typedef struct {
+    gw_identity owner;
+    uint64_t epoch, heartbeat_ns, batch_started_ns, started_ns, run_mean_ns, batch_mean_milli, max_payload_bytes, segment_bytes;
+    uint64_t request_bytes, response_bytes;
+    uint32_t state, alive, capacity, max_participants, on_full, wake, quota_shared, quota_alone, allow_pickle, max_batch_size, info_bytes, in_use;
+} gw_overview;
+typedef struct { gw_identity identity; uint64_t word; uint32_t joined, held; } gw_participant_view;
+void gw_read_header(const gw_port *port, gw_overview *out);
+int gw_read_info(const gw_port *port, char *out, uint32_t bytes);
+int gw_read_participant(const gw_port *port, uint32_t participant, gw_participant_view *out);
+int gw_read_stats(const gw_port *port, uint64_t *owner, int owner_words, uint64_t *clients, int client_words); /* -> words needed, if too few */
+void gw_set_owner(gw_port *port, int64_t pid, uint64_t start_ticks, uint64_t pid_namespace);
+void gw_set_policy(gw_port *port, uint32_t on_full, uint32_t wake, uint32_t quota_shared, uint32_t quota_alone, uint32_t allow_pickle, uint32_t max_batch_size);
+int gw_set_info(gw_port *port, const char *info, uint32_t bytes);
+void gw_set_wake(gw_port *port, uint32_t wake);
+void gw_heartbeat(gw_port *port, uint64_t now_ns);
+void gw_batch_started(gw_port *port, uint64_t now_ns);              /* 0: none is running */
+void gw_batch_done(gw_port *port, uint32_t size, uint32_t reason, uint64_t run_ns);
+void gw_count_client(gw_port *port, uint32_t outcome);              /* 0 rejected, 1 cancelled, 2 expired, 3 fallback */
+uint64_t gw_retry_after_ns(const gw_port *port);
+
+/* Parent watch (watch.c) */
+int gw_watch_parent(int pidfd, uint64_t grace_ns);
+
+/* Shared by the files above */
+uint64_t gw_now(void);
+void gw_observe(gw_histogram *histogram, uint64_t ns);
+void gw_relax(void);
+long gw_futex_wait(_Atomic uint32_t *word, uint32_t seen, uint64_t until_ns);
+void gw_futex_wake(_Atomic uint32_t *word, int n);
+void gw_ring_doorbell(gw_port *port);
+void gw_space_wake(gw_port *port);
+int gw_spin_until(gw_port *port, gw_spinner *spinner, const _Atomic uint64_t *words, uint32_t n, uint64_t wanted, uint64_t until_ns);
+void gw_spin_learn(gw_spinner *spinner, uint64_t would_have_taken_ns);
+
+#define GW_SLOT_BITS 12
+#define GW_CAS(word, expected, desired) \
+    atomic_compare_exchange_strong_explicit((word), (expected), (desired), memory_order_seq_cst, memory_order_acquire)
+#define GW_LOAD(p) atomic_load_explicit((p), memory_order_acquire)
+#define GW_COUNT(p, n) atomic_fetch_add_explicit((p), (n), memory_order_relaxed)
+/* For counters with one writer: no locked instruction. */
+#define GW_TALLY(p, n) atomic_store_explicit((p), atomic_load_explicit((p), memory_order_relaxed) + (n), memory_order_relaxed)
+
+static inline uint32_t gw_slot_of(int64_t ticket) { return (uint32_t)ticket & ((1u << GW_SLOT_BITS) - 1); }
+static inline uint64_t gw_life_of(int64_t ticket) { return (uint64_t)ticket >> GW_SLOT_BITS; }
+static inline int64_t gw_ticket(uint64_t word, uint32_t slot) { return (int64_t)(gw_generation_of(word) << GW_SLOT_BITS | slot); }
+static inline char *gw_request_area(const gw_port *port, uint32_t slot) {
+    return port->areas + slot * (port->request_bytes + port->response_bytes);
+}
+static inline char *gw_response_area(const gw_port *port, uint32_t slot) { return gw_request_area(port, slot) + port->request_bytes; }
+
+#endif

@@ -1,0 +1,121 @@
+/* The header and the statistics: they live in the segment, so that they can be read while the owner hangs, and after it died. */
+#define _GNU_SOURCE
+#include "ring.h"
+#include <errno.h>
+#include <string.h>
+
+#define READ(p) atomic_load_explicit((p), memory_order_relaxed)
+#define WRITE(p, v) atomic_store_explicit((p), (v), memory_order_relaxed)
+
+_Static_assert(sizeof(gw_stats) % 8 == 0 && sizeof(gw_client_stats) % 8 == 0, "statistics are read as 64-bit words");
+
+void gw_read_header(const gw_port *port, gw_overview *out) {
+    const gw_header *h = port->header;
+    uint32_t in_use = 0;
+    for (uint32_t i = 0; i < port->capacity; i++) in_use += gw_phase_of(READ(&port->slots[i].word)) != GW_FREE;
+    *out = (gw_overview){
+        .owner = h->owner, .epoch = GW_LOAD(&h->epoch), .heartbeat_ns = READ(&h->heartbeat_ns), .batch_started_ns = READ(&h->batch_started_ns),
+        .started_ns = READ(&h->started_ns), .run_mean_ns = READ(&h->run_mean_ns), .batch_mean_milli = READ(&h->batch_mean_milli),
+        .max_payload_bytes = port->max_payload_bytes, .segment_bytes = h->segment_bytes, .request_bytes = port->request_bytes,
+        .response_bytes = port->response_bytes, .state = GW_LOAD(&h->state), .alive = READ(&h->alive), .capacity = port->capacity,
+        .max_participants = port->max_participants, .on_full = h->on_full, .wake = h->wake, .quota_shared = h->quota_shared,
+        .quota_alone = h->quota_alone, .allow_pickle = h->allow_pickle, .max_batch_size = h->max_batch_size, .info_bytes = h->info_bytes, .in_use = in_use};
+}
+
+int gw_read_info(const gw_port *port, char *out, uint32_t bytes) {
+    uint32_t n = port->header->info_bytes;
+    if (n > GW_INFO_BYTES || n > bytes) return -EMSGSIZE;
+    memcpy(out, port->header->info, n);
+    return (int)n;
+}
+
+int gw_read_participant(const gw_port *port, uint32_t participant, gw_participant_view *out) {
+    if (!participant || participant > port->max_participants) return -EINVAL;
+    const gw_participant *entry = &port->participants[participant - 1];
+    uint64_t word = GW_LOAD(&entry->word);
+    *out = (gw_participant_view){.identity = entry->identity, .word = word, .joined = word & 3};
+    if (out->joined != GW_VACANT)
+        for (uint32_t i = 0; i < port->capacity; i++) {
+            uint64_t slot = READ(&port->slots[i].word);
+            out->held += gw_phase_of(slot) != GW_FREE && gw_participant_of(slot) == participant;
+        }
+    return (int)out->joined;
+}
+
+static void add_words(uint64_t *out, const void *from, int words) {
+    const _Atomic uint64_t *p = from;
+    for (int i = 0; i < words; i++) out[i] += READ(&p[i]);
+}
+
+int gw_read_stats(const gw_port *port, uint64_t *owner, int owner_words, uint64_t *clients, int client_words) {
+    if (owner_words != sizeof(gw_stats) / 8 || client_words != sizeof(gw_client_stats) / 8) return -EINVAL;
+    memset(owner, 0, sizeof(gw_stats));
+    memset(clients, 0, sizeof(gw_client_stats));
+    add_words(owner, &port->header->stats, owner_words);
+    add_words(clients, &port->header->departed, client_words);
+    for (uint32_t i = 0; i < port->max_participants; i++)
+        if ((GW_LOAD(&port->participants[i].word) & 3) != GW_VACANT) add_words(clients, &port->participants[i].stats, client_words);
+    return 0;
+}
+
+void gw_set_owner(gw_port *port, int64_t pid, uint64_t start_ticks, uint64_t pid_namespace) {
+    gw_header *h = port->header;
+    atomic_store_explicit(&h->epoch, READ(&h->epoch) | 1, memory_order_seq_cst); /* odd: the identity is being written */
+    atomic_thread_fence(memory_order_seq_cst);
+    h->owner = (gw_identity){pid, start_ticks, pid_namespace};
+    WRITE(&h->started_ns, gw_now());
+    atomic_fetch_add_explicit(&h->epoch, 1, memory_order_seq_cst);
+}
+
+void gw_set_policy(gw_port *port, uint32_t on_full, uint32_t wake, uint32_t quota_shared, uint32_t quota_alone, uint32_t allow_pickle, uint32_t max_batch_size) {
+    gw_header *h = port->header;
+    h->on_full = on_full;
+    h->wake = port->wake = wake;
+    h->quota_shared = quota_shared;
+    h->quota_alone = quota_alone;
+    h->allow_pickle = allow_pickle;
+    h->max_batch_size = max_batch_size;
+}
+
+int gw_set_info(gw_port *port, const char *info, uint32_t bytes) {
+    if (bytes > GW_INFO_BYTES) return -EMSGSIZE;
+    memcpy(port->header->info, info, bytes);
+    port->header->info_bytes = bytes;
+    return 0;
+}
+
+void gw_set_wake(gw_port *port, uint32_t wake) { port->wake = wake; }
+void gw_heartbeat(gw_port *port, uint64_t now_ns) { WRITE(&port->header->heartbeat_ns, now_ns); }
+void gw_batch_started(gw_port *port, uint64_t now_ns) { WRITE(&port->header->batch_started_ns, now_ns); }
+
+/* Weight 1/8 for the newest; the first value counts in full. */
+static void track(_Atomic uint64_t *mean, uint64_t value) {
+    uint64_t old = READ(mean);
+    WRITE(mean, old ? old - old / 8 + value / 8 : value);
+}
+
+void gw_batch_done(gw_port *port, uint32_t size, uint32_t reason, uint64_t run_ns) {
+    gw_header *h = port->header;
+    uint32_t bucket = size < 64 ? size : 64u + 31u - (uint32_t)__builtin_clz(size) - 6u;
+    GW_TALLY(&h->stats.batches, 1);
+    GW_TALLY(&h->stats.reasons[reason % GW_REASONS], 1);
+    GW_TALLY(&h->stats.batch_sizes[bucket < GW_BUCKETS ? bucket : GW_BUCKETS - 1], 1);
+    gw_observe(&h->stats.run, run_ns);
+    track(&h->run_mean_ns, run_ns);
+    track(&h->batch_mean_milli, size * 1000ull);
+}
+
+void gw_count_client(gw_port *port, uint32_t outcome) {
+    if (!port->me) return;
+    gw_client_stats *s = &port->participants[port->me - 1].stats;
+    _Atomic uint64_t *counters[] = {&s->rejected, &s->cancelled, &s->expired, &s->fallbacks};
+    if (outcome < 4) GW_COUNT(counters[outcome], 1);
+}
+
+/* When a slot should be free again: the time one more batch takes, as batches have gone lately, less what the running one has done already. */
+uint64_t gw_retry_after_ns(const gw_port *port) {
+    const gw_header *h = port->header;
+    uint64_t run = READ(&h->run_mean_ns), started = READ(&h->batch_started_ns), now = gw_now();
+    uint64_t elapsed = started && started < now ? now - started : 0;
+    return elapsed < run ? run - elapsed : run;
+}
