@@ -70,12 +70,14 @@ int64_t gw_receive(gw_port *port, int64_t ticket, uint64_t from, char *into, uin
 int gw_cancel(gw_port *port, int64_t ticket);
 int gw_phase(gw_port *port, int64_t ticket);
 
-int gw_collect(gw_port *port, uint64_t until_ns, gw_item *items, int max);
-int gw_take(gw_port *port, const int64_t *tickets, int n, int64_t *taken, uint64_t *requests);
+int gw_open_backlog(gw_port *port);
+const gw_item *gw_backlog(const gw_port *port);
+int gw_collect(gw_port *port, uint64_t until_ns);
+int gw_take(gw_port *port, int count, uint64_t *taken);
 int gw_untake(gw_port *port, int64_t ticket);
 int gw_respond(gw_port *port, int64_t ticket, uint32_t kind, const char *meta, uint32_t meta_bytes, const char *data, uint64_t data_bytes);
 int gw_responded(gw_port *port, int64_t ticket, uint64_t response);
-int gw_finish(gw_port *port, const int64_t *tickets, int n);
+int gw_finish(gw_port *port, const uint64_t *taken, int n, uint32_t reason);
 int gw_refuse(gw_port *port, int64_t ticket, uint32_t kind);
 int gw_expire(gw_port *port, uint64_t now_ns);
 int gw_reap(gw_port *port, uint32_t participant);
@@ -94,8 +96,6 @@ void gw_set_policy(gw_port *port, uint32_t on_full, uint32_t wake, uint32_t quot
 int gw_set_info(gw_port *port, const char *info, uint32_t bytes);
 void gw_set_wake(gw_port *port, uint32_t wake);
 void gw_heartbeat(gw_port *port, uint64_t now_ns);
-void gw_batch_started(gw_port *port, uint64_t now_ns);
-void gw_batch_done(gw_port *port, uint32_t size, uint32_t reason, uint64_t run_ns);
 void gw_count_client(gw_port *port, uint32_t outcome);
 uint64_t gw_retry_after_ns(const gw_port *port);
 int gw_watch_parent(int pidfd, uint64_t grace_ns);

@@ -3,69 +3,93 @@
 #include "ring.h"
 #include <errno.h>
 #include <limits.h>
+#include <stdlib.h>
 #include <string.h>
 
 static uint32_t ready_words(const gw_port *port) { return (port->capacity + 63) / 64; }
 
-static int drain_ready_bits(gw_port *port, gw_item *items, int max) {
+static int any_ready(const gw_port *port) {
+    for (uint32_t i = 0; i < ready_words(port); i++)
+        if (atomic_load_explicit(&port->header->ready[i], memory_order_seq_cst)) return 1;
+    return 0;
+}
+
+/* Room for the backlog; call once, before the first gw_collect. */
+int gw_open_backlog(gw_port *port) {
+    if (!port->backlog) port->backlog = calloc(2 * (size_t)port->capacity, sizeof *port->backlog);
+    return port->backlog ? 0 : -ENOMEM;
+}
+
+const gw_item *gw_backlog(const gw_port *port) { return port->backlog; }
+
+/* Drops from the backlog what was cancelled, expired or reaped since, so that a decision counts live requests only. */
+static void purge(gw_port *port) {
+    uint32_t kept = 0;
+    for (uint32_t k = 0; k < port->queued; k++) {
+        gw_item item = port->backlog[k];
+        uint64_t word = GW_LOAD(&port->slots[gw_slot_of((int64_t)item.ticket)].word);
+        if (gw_phase_of(word) == GW_READY && gw_generation_of(word) == gw_life_of((int64_t)item.ticket)) port->backlog[kept++] = item;
+    }
+    port->queued = kept;
+}
+
+/* Moves newly published requests into the backlog, which stays sorted by enqueue time; they come nearly in that order. Each slot is in it at most
+ * once: the backlog was purged, and a slot's bit is set once per publish. (A hostile frontend may set bits at will, hence the bound.) */
+static void drain_ready_bits(gw_port *port) {
     uint64_t now = 0;
-    int n = 0;
     for (uint32_t group = 0; group < ready_words(port); group++) {
         _Atomic uint64_t *ready = &port->header->ready[group];
         if (!atomic_load_explicit(ready, memory_order_relaxed)) continue;
         uint64_t bits = atomic_exchange_explicit(ready, 0, memory_order_acquire);
-        for (; bits; bits &= bits - 1) {
+        for (; bits && port->queued < 2 * port->capacity; bits &= bits - 1) {
             uint32_t i = group * 64 + (uint32_t)__builtin_ctzll(bits);
-            if (n == max || i >= port->capacity) { /* the rest stays for the next call */
-                if (i < port->capacity) atomic_fetch_or_explicit(ready, bits, memory_order_seq_cst);
-                break;
-            }
+            if (i >= port->capacity) break;
             gw_slot *slot = &port->slots[i];
-            uint64_t word = GW_LOAD(&slot->word); /* pairs with the release in gw_publish */
+            uint64_t word = GW_LOAD(&slot->word);        /* pairs with the release in gw_publish */
             if (gw_phase_of(word) != GW_READY) continue; /* cancelled or reaped since */
             if (!now) now = gw_now();
             slot->collect_ns = now;
             gw_item item = {(uint64_t)gw_ticket(word, i), slot->enqueue_ns, slot->deadline_ns, slot->request};
-            int k = n++; /* insertion sort: bits come nearly in order of time */
-            for (; k > 0 && items[k - 1].enqueue_ns > item.enqueue_ns; k--) items[k] = items[k - 1];
-            items[k] = item;
+            uint32_t k = port->queued++;
+            for (; k > 0 && port->backlog[k - 1].enqueue_ns > item.enqueue_ns; k--) port->backlog[k] = port->backlog[k - 1];
+            port->backlog[k] = item;
         }
     }
-    return n;
 }
 
-int gw_collect(gw_port *port, uint64_t until_ns, gw_item *items, int max) {
-    int n = drain_ready_bits(port, items, max);
-    if (n || !until_ns) return n;
+int gw_collect(gw_port *port, uint64_t until_ns) {
+    purge(port);
+    uint32_t before = port->queued;
+    drain_ready_bits(port);
+    if (port->queued != before || !until_ns) return (int)port->queued;
     gw_header *header = port->header;
     uint64_t start = gw_now();
-    if (start >= until_ns) return 0;
+    if (start >= until_ns) return (int)port->queued;
     int interrupted = 0;
     if (gw_spin_until(port, &port->request_spin, header->ready, ready_words(port), 0, until_ns)) {
         GW_TALLY(&header->stats.spins, 1);
     } else { /* the owner's side of the doorbell, wake.c */
         uint32_t seen = atomic_load_explicit(&header->bell, memory_order_seq_cst); /* O1 */
         atomic_store_explicit(&header->owner_asleep, 1, memory_order_seq_cst);     /* O2 */
-        int some = 0;
-        for (uint32_t i = 0; i < ready_words(port); i++) some |= atomic_load_explicit(&header->ready[i], memory_order_seq_cst) != 0; /* O3 */
-        if (!some) {
+        if (!any_ready(port)) {                                                    /* O3 */
             GW_TALLY(&header->stats.parks, 1);
             long result = gw_futex_wait(&header->bell, seen, until_ns); /* O4 */
             interrupted = result == -EINTR;
-            if (result == -ETIMEDOUT) {
-                for (uint32_t i = 0; i < ready_words(port); i++)
-                    if (GW_LOAD(&header->ready[i])) {
-                        GW_TALLY(&header->stats.late_wakes, 1);
-                        break;
-                    }
-            }
+            if (result == -ETIMEDOUT && any_ready(port)) GW_TALLY(&header->stats.late_wakes, 1);
         }
         atomic_store_explicit(&header->owner_asleep, 0, memory_order_relaxed); /* O5 */
     }
-    n = drain_ready_bits(port, items, max);
-    if (n) gw_spin_learn(&port->request_spin, items[0].enqueue_ns > start ? items[0].enqueue_ns - start : 0);
-    else gw_spin_learn(&port->request_spin, gw_now() - start);
-    return n ? n : interrupted ? -EINTR : 0;
+    purge(port);
+    before = port->queued;
+    drain_ready_bits(port);
+    uint64_t first = UINT64_MAX; /* the earliest arrival since we began to wait tells whether spinning would have caught it */
+    for (uint32_t k = 0; k < port->queued && port->queued != before; k++)
+        if (port->backlog[k].enqueue_ns >= start) {
+            first = port->backlog[k].enqueue_ns;
+            break;
+        }
+    gw_spin_learn(&port->request_spin, first != UINT64_MAX ? first - start : port->queued != before ? 0 : gw_now() - start);
+    return interrupted && !port->queued ? -EINTR : (int)port->queued;
 }
 
 static gw_slot *slot_at(gw_port *port, int64_t ticket) {
@@ -98,29 +122,39 @@ static int finish(gw_port *port, gw_slot *slot, int64_t ticket) {
     }
 }
 
-/* Takes those of n candidates that are still wanted; for each its request as described by the frontend, copied once and checked against the area:
- * UINT64_MAX when it claims more than there is. Cancelled ones are skipped, expired ones answered. */
-int gw_take(gw_port *port, const int64_t *tickets, int n, int64_t *taken, uint64_t *requests) {
+static void expire(gw_port *port, gw_slot *slot, int64_t ticket) {
+    slot->response = gw_describe(GW_KIND_EXPIRED, 0, 0);
+    slot->done_ns = gw_now();
+    GW_COUNT(&port->header->stats.expired, 1);
+    finish(port, slot, ticket);
+}
+
+/* Takes up to `count` requests from the front of the backlog and begins a batch of them. For each its ticket and its request as described by the
+ * frontend, copied once and checked against the area: UINT64_MAX when it claims more than there is. Cancelled ones are skipped, expired ones answered. */
+int gw_take(gw_port *port, int count, uint64_t *taken) {
     uint64_t now = gw_now();
-    int m = 0;
-    for (int k = 0; k < n; k++) {
-        gw_slot *slot = slot_at(port, tickets[k]);
-        if (!slot || !take(slot, tickets[k])) continue;
+    int n = 0;
+    uint32_t k = 0;
+    for (; k < port->queued && n < count; k++) {
+        int64_t ticket = (int64_t)port->backlog[k].ticket;
+        gw_slot *slot = slot_at(port, ticket);
+        if (!slot || !take(slot, ticket)) continue;
         slot->dispatch_ns = now;
         if (slot->deadline_ns && slot->deadline_ns <= now) {
-            slot->response = gw_describe(GW_KIND_EXPIRED, 0, 0);
-            slot->done_ns = now;
-            GW_COUNT(&port->header->stats.expired, 1);
-            finish(port, slot, tickets[k]);
+            expire(port, slot, ticket);
             continue;
         }
-        uint64_t request = ((volatile gw_slot *)slot)->request;
+        uint64_t request = *(volatile uint64_t *)&slot->request;
         uint64_t total = gw_total_of(request), room = gw_kind_of(request) & GW_KIND_SPILLED ? port->max_payload_bytes : port->request_bytes;
         if (total > room || gw_meta_of(request) > total) request = UINT64_MAX;
-        taken[m] = tickets[k];
-        requests[m++] = request;
+        taken[2 * n] = (uint64_t)ticket;
+        taken[2 * n + 1] = request;
+        n++;
     }
-    return m;
+    port->queued -= k;
+    memmove(port->backlog, port->backlog + k, port->queued * sizeof *port->backlog);
+    if (n) atomic_store_explicit(&port->header->batch_started_ns, now, memory_order_relaxed);
+    return n;
 }
 
 /* RUNNING -> READY: taken, but not run after all. */
@@ -157,21 +191,24 @@ int gw_responded(gw_port *port, int64_t ticket, uint64_t response) {
     return 0;
 }
 
-int gw_finish(gw_port *port, const int64_t *tickets, int n) {
+/* Publishes the answers of the batch that gw_take began. -> how many had been abandoned. */
+int gw_finish(gw_port *port, const uint64_t *taken, int n, uint32_t reason) {
     gw_stats *stats = &port->header->stats;
     uint64_t now = gw_now();
     int abandoned = 0;
+    /* Counted before they are published: a caller that has its answer finds it in the statistics. */
+    gw_batch_done(port, (uint32_t)n, reason, now - atomic_load_explicit(&port->header->batch_started_ns, memory_order_relaxed));
     for (int k = 0; k < n; k++) {
-        gw_slot *slot = slot_at(port, tickets[k]);
+        int64_t ticket = (int64_t)taken[2 * k];
+        gw_slot *slot = slot_at(port, ticket);
         if (!slot) continue;
         slot->done_ns = now;
         gw_observe(&stats->queue_wait, slot->collect_ns - slot->enqueue_ns);
         gw_observe(&stats->batch_wait, slot->dispatch_ns - slot->collect_ns);
         int ok = (gw_kind_of(slot->response) & ~(uint32_t)GW_KIND_SPILLED) < GW_KIND_ERROR;
-        /* Counted first: a caller that has its answer finds it in the statistics. */
         if (ok) GW_TALLY(&stats->completed, 1);
         else GW_COUNT(&stats->failed, 1);
-        if (finish(port, slot, tickets[k]) != 1) continue;
+        if (finish(port, slot, ticket) != 1) continue;
         abandoned++;
         if (ok) GW_TALLY(&stats->completed, -1ull);
         else GW_COUNT(&stats->failed, -1ull);
@@ -202,10 +239,7 @@ int gw_expire(gw_port *port, uint64_t now_ns) {
             gw_untake(port, ticket);
             continue;
         }
-        slot->response = gw_describe(GW_KIND_EXPIRED, 0, 0);
-        slot->done_ns = gw_now();
-        GW_COUNT(&port->header->stats.expired, 1);
-        finish(port, slot, ticket);
+        expire(port, slot, ticket);
         n++;
     }
     return n;

@@ -79,6 +79,7 @@ void gw_close(gw_port *port) {
         if (guarded[i].port == port) guarded[i].port = NULL;
     pthread_mutex_unlock(&ports_mutex);
     if (port->lock_fd >= 0) close(port->lock_fd);
+    free(port->backlog);
     free(port);
 }
 

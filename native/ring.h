@@ -10,6 +10,9 @@
 /* Decides whether spinning is worth it; process-local. See wake.c. */
 typedef struct { _Atomic uint32_t score, skip, backoff; } gw_spinner;
 
+/* One collected request, as the owner's queue knows it. */
+typedef struct gw_item { uint64_t ticket, enqueue_ns, deadline_ns, request; } gw_item;
+
 /* One process's own view of one segment: validated geometry, its place among the participants, what it holds. Process-local. */
 typedef struct gw_port {
     gw_header *header;
@@ -25,11 +28,10 @@ typedef struct gw_port {
     _Atomic uint32_t home;            /* where the next claim starts probing: the slot freed last */
     _Atomic uint32_t blocked;         /* threads of this process waiting for a free slot */
     gw_spinner response_spin, request_spin;
+    gw_item *backlog;                 /* the owner's: requests collected and not taken, sorted by enqueue time */
+    uint32_t queued;
     struct gw_port *next;             /* list for the fork handler */
 } gw_port;
-
-/* One collected request, as the owner's queue knows it. */
-typedef struct { uint64_t ticket, enqueue_ns, deadline_ns, request; } gw_item;
 
 /* Segment (segment.c) */
 uint64_t gw_segment_bytes(uint32_t capacity, uint32_t max_participants, uint64_t request_bytes, uint64_t response_bytes);
@@ -58,12 +60,14 @@ int gw_cancel(gw_port *port, int64_t ticket);                       /* 0 never r
 int gw_phase(gw_port *port, int64_t ticket);
 
 /* Owner (owner.c). One thread forms and finishes batches; gw_expire and gw_reap may run in one other thread. */
-int gw_collect(gw_port *port, uint64_t until_ns, gw_item *items, int max); /* waits for requests; sorted by enqueue_ns; 0 on time-out, -EINTR */
-int gw_take(gw_port *port, const int64_t *tickets, int n, int64_t *taken, uint64_t *requests);
+int gw_open_backlog(gw_port *port);
+const gw_item *gw_backlog(const gw_port *port);                      /* what is collected and not taken, oldest first */
+int gw_collect(gw_port *port, uint64_t until_ns);                   /* waits for something new -> length of the backlog | -EINTR */
+int gw_take(gw_port *port, int count, uint64_t *taken);             /* -> n; taken: n pairs of ticket, described request */
 int gw_untake(gw_port *port, int64_t ticket);
 int gw_respond(gw_port *port, int64_t ticket, uint32_t kind, const void *meta, uint32_t meta_bytes, const void *data, uint64_t data_bytes);
 int gw_responded(gw_port *port, int64_t ticket, uint64_t response);
-int gw_finish(gw_port *port, const int64_t *tickets, int n);        /* -> how many had been abandoned */
+int gw_finish(gw_port *port, const uint64_t *taken, int n, uint32_t reason);
 int gw_refuse(gw_port *port, int64_t ticket, uint32_t kind);        /* READY -> DONE with an empty response of this kind */
 int gw_expire(gw_port *port, uint64_t now_ns);
 int gw_reap(gw_port *port, uint32_t participant);
@@ -90,7 +94,6 @@ void gw_set_policy(gw_port *port, uint32_t on_full, uint32_t wake, uint32_t quot
 int gw_set_info(gw_port *port, const char *info, uint32_t bytes);
 void gw_set_wake(gw_port *port, uint32_t wake);
 void gw_heartbeat(gw_port *port, uint64_t now_ns);
-void gw_batch_started(gw_port *port, uint64_t now_ns);              /* 0: none is running */
 void gw_batch_done(gw_port *port, uint32_t size, uint32_t reason, uint64_t run_ns);
 void gw_count_client(gw_port *port, uint32_t outcome);              /* 0 rejected, 1 cancelled, 2 expired, 3 fallback */
 uint64_t gw_retry_after_ns(const gw_port *port);

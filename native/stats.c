@@ -86,7 +86,6 @@ int gw_set_info(gw_port *port, const char *info, uint32_t bytes) {
 
 void gw_set_wake(gw_port *port, uint32_t wake) { port->wake = wake; }
 void gw_heartbeat(gw_port *port, uint64_t now_ns) { WRITE(&port->header->heartbeat_ns, now_ns); }
-void gw_batch_started(gw_port *port, uint64_t now_ns) { WRITE(&port->header->batch_started_ns, now_ns); }
 
 /* Weight 1/8 for the newest; the first value counts in full. */
 static void track(_Atomic uint64_t *mean, uint64_t value) {
@@ -96,6 +95,7 @@ static void track(_Atomic uint64_t *mean, uint64_t value) {
 
 void gw_batch_done(gw_port *port, uint32_t size, uint32_t reason, uint64_t run_ns) {
     gw_header *h = port->header;
+    WRITE(&h->batch_started_ns, 0);
     uint32_t bucket = size < 64 ? size : 64u + 31u - (uint32_t)__builtin_clz(size) - 6u;
     GW_TALLY(&h->stats.batches, 1);
     GW_TALLY(&h->stats.reasons[reason % GW_REASONS], 1);

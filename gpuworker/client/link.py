@@ -31,7 +31,7 @@ class Link:
         self.max_payload_bytes: int = overview.max_payload_bytes
         self.window = max(1, min(4 * overview.max_batch_size, overview.quota_shared))  # how far Client.map runs ahead
         self.on_full = "block" if overview.on_full == lib.GW_BLOCK else "reject"
-        self._responses = segment.responses
+        self._responses, self._response_bytes = segment.responses, segment.response_buffers
         if wake is not None:
             lib.gw_set_wake(self.port, WAKE[wake])
         segment.join()
@@ -97,7 +97,7 @@ class Link:
     def _take(self, ticket: int, response: int) -> Any:
         kind, total = response >> KIND_SHIFT, response & TOTAL_MASK
         if kind == _BYTES:
-            value: Any = bytes(self._responses[ticket & SLOT_MASK][:total])
+            value: Any = self._response_bytes[ticket & SLOT_MASK][:total]
             _release(self.port, ticket)
             return value
         if kind & _SPILLED:

@@ -17,6 +17,8 @@ class SizeOrTimeout:
     def __init__(self, max_batch_size: int, max_wait_ms: float) -> None:
         self.max_batch_size = max_batch_size
         self.max_wait_ns = round(max_wait_ms * 1e6)
+        self._by_age = [Run(count, Reason.AGE) for count in range(max_batch_size)]  # made once: this is asked for every batch
+        self._full = Run(max_batch_size, Reason.FULL)
 
     def decide(self, queue: Sequence[Queued], now_ns: int) -> Decision:
         """See Policy.decide."""
@@ -24,6 +26,8 @@ class SizeOrTimeout:
         if not count:
             return Wait(None)
         if count >= self.max_batch_size:
-            return Run(self.max_batch_size, Reason.FULL)
+            return self._full
+        if not self.max_wait_ns:
+            return self._by_age[count]
         due_ns = queue[0].enqueue_ns + self.max_wait_ns
-        return Run(count, Reason.AGE) if now_ns >= due_ns else Wait(due_ns)
+        return self._by_age[count] if now_ns >= due_ns else Wait(due_ns)

