@@ -207,7 +207,7 @@ class _Watch:
         ended_ns, server_end_s, own_end_s, idle_end_s = self._read()
         wall_s = (ended_ns - began_ns) / 1e9
         busy = os.cpu_count() - (idle_end_s - idle_begin_s) / wall_s
-        foreign = busy - (own_end_s - own_s) / wall_s
+        foreign = max(0.0, busy - (own_end_s - own_s) / wall_s)  # idle time comes in steps of 10 ms
         return {"server_cores": (server_end_s - server_s) / wall_s, "foreign_cores": foreign}
 
     def _read(self) -> tuple[int, float, float, float]:

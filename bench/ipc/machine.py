@@ -14,6 +14,7 @@ import psutil
 from ipc.cells import FREE, ONE_CORE
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+_MOMENT_S = 0.06
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 CORES = tuple(sorted(os.sched_getaffinity(0)))
@@ -74,6 +75,18 @@ def idle_s() -> float:
     """
     words = Path("/proc/stat").read_text().split(maxsplit=6)
     return (int(words[4]) + int(words[5])) * _TICK_S
+
+
+def wait_for_quiet(limit_s: float) -> float:
+    """Return when others have left the cores alone for a moment, or after `limit_s`. Returns the seconds that took."""
+    began = time.monotonic()
+    while (waited_s := time.monotonic() - began) < limit_s:
+        idle_begin_s = idle_s()
+        time.sleep(_MOMENT_S)
+        # Idle time comes in ticks: one tick short of all of it is quiet.
+        if idle_s() - idle_begin_s >= (os.cpu_count() or 1) * (_MOMENT_S - _TICK_S):
+            break
+    return waited_s
 
 
 def _cpu_model() -> str:

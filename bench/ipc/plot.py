@@ -29,7 +29,7 @@ def draw(results: Results, contestants: Sequence[type[Contestant]], machine: dic
     _marks(axes[0], results, [kind for kind, _ in latencies])
     _bars(axes[1], _ordered(results, contestants, LOADED, "requests_per_s", descending=True), "requests/s, 16 clients, 4 KiB")
     _bars(axes[2], _ordered(results, contestants, LOADED, "cpu_s_per_100k"), "CPU-seconds per 100,000 requests, 16 clients, 4 KiB")
-    figure.suptitle(f"{machine['cpu']}, {machine['cores']} cores, Linux {machine['kernel']}, Python {machine['python']}", fontsize=10)
+    figure.suptitle(f"IPC overhead: {machine['cpu']}, {machine['cores']} cores, Linux {machine['kernel']}, Python {machine['python']}", fontsize=10)
     figure.savefig(path, dpi=130)
     plt.close(figure)
 
@@ -44,15 +44,17 @@ def _ordered(results: Results, contestants: Sequence[type[Contestant]], cell: Ce
 
 
 def _bars(axis: Any, figures: list[Any], title: str, log: bool = False) -> None:
-    """Best at the top."""
-    bars = axis.barh([kind.title for kind, _ in figures], [value for _, value in figures], color=[_colour(kind) for kind, _ in figures])
+    """Best at the top, the figures in a column at the right edge."""
+    axis.barh([kind.title for kind, _ in figures], [value for _, value in figures], color=[_colour(kind) for kind, _ in figures], height=0.72)
     if log:
         axis.set_xscale("log")
-    axis.bar_label(bars, [number(value) for _, value in figures], padding=4, fontsize=9)
-    axis.margins(x=0.18)
+    axis.margins(x=0.22)
+    for row, (_, value) in enumerate(figures):
+        axis.text(1.0, row, number(value), transform=axis.get_yaxis_transform(), ha="right", va="center", fontsize=9)
     axis.invert_yaxis()
-    axis.set_title(title, fontsize=11)
+    axis.set_title(title, fontsize=11, loc="left")
     axis.spines[["top", "right"]].set_visible(False)
+    axis.xaxis.set_major_formatter(lambda value, _: f"{value:,.15g}")
     for label, (kind, _) in zip(axis.get_yticklabels(), figures, strict=True):
         label.set_color(_OURS if kind.ours else "black")
 
@@ -65,4 +67,4 @@ def _marks(axis: Any, results: Results, order: list[type[Contestant]]) -> None:
         if points:
             axis.scatter(*zip(*points, strict=True), marker=mark, s=34, facecolor="white", edgecolor="black", zorder=3, label=label)
     if axis.get_legend_handles_labels()[0]:
-        axis.legend(loc="lower left", bbox_to_anchor=(0, -0.16), ncol=2, frameon=False, fontsize=9)
+        axis.legend(loc="lower left", bbox_to_anchor=(0, -0.14), ncol=2, frameon=False, fontsize=9)

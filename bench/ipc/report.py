@@ -19,14 +19,13 @@ _NONE = "-"
 
 
 def number(value: float | None) -> str:
-    """Three significant digits as people read them: 0.123, 4.56, 78.9, 1,234; thousands and more in full."""
+    """Three significant digits as people read them: 0.123, 4.56, 78.9, 1,234, 0.00123."""
     if value is None:
         return _NONE
-    if abs(value) >= 100:
+    if value >= 100:
         return f"{value:,.0f}"
-    if abs(value) >= 10:
-        return f"{value:.1f}"
-    return f"{value:.2f}" if abs(value) >= 1 else f"{value:.3f}"
+    digits = 1 if value >= 10 else 2 if value >= 1 else 3 if value >= 0.01 or not value else 5
+    return f"{value:.{digits}f}"
 
 
 def spread(values: Sequence[float]) -> str:
@@ -92,10 +91,9 @@ class Report:
 
     def _idle(self, cell: Cell) -> str:
         def row(name: str) -> tuple[str, ...]:
-            cores = self.results.median(name, cell, "server_cores")
-            return (number(None if cores is None else cores * 100), self._foreign(name, cell))
+            return (f"{100 * (self.results.median(name, cell, 'server_cores') or 0):.2f} %", self._foreign(name, cell))
 
-        return self._table(f"Idle owner: {cell.title}", cell, ("contestant", "% of a core", "foreign cores"), row, "server_cores")
+        return self._table(f"Idle owner: {cell.title}", cell, ("contestant", "of a core", "foreign cores"), row, "server_cores")
 
     def _table(self, title: str, cell: Cell, header: Sequence[str], row: Any, metric: str, descending: bool = False) -> str:
         def figure(kind: type[Contestant]) -> float:
@@ -123,8 +121,8 @@ class Report:
 
 def targets_table(targets: Sequence[Target]) -> str:
     """Each target, what was measured, and the verdict."""
-    rows = [(t.title, f"{t.comparison} {number(t.limit)}", number(t.measured), t.verdict) for t in targets]
-    return "### Targets\n\n" + markdown(("target", "limit", "measured", "verdict"), rows)
+    rows = [(t.title, f"{t.comparison} {number(t.limit)}", number(t.measured), t.verdict, number(t.foreign_cores)) for t in targets]
+    return "### Targets\n\n" + markdown(("target", "limit", "measured", "verdict", "foreign cores"), rows)
 
 
 def headline(results: Results, targets: Sequence[Target]) -> dict[str, Any]:
@@ -146,4 +144,5 @@ def headline(results: Results, targets: Sequence[Target]) -> dict[str, Any]:
         "idle_owner_cores": {name: rounded(results.median(name, IDLE, "server_cores")) for name in OURS},
         "targets": {verdict: sum(t.verdict == verdict for t in targets) for verdict in ("met", "missed", "n/a")},
         "missed": [t.title for t in targets if t.verdict == "missed"],
+        "judged_on_a_busy_machine": sum((t.foreign_cores or 0) > QUIET_CORES for t in targets),
     }

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from ipc.cells import FREE, IDLE_CLIENTS, LOAD_BYTES, ONE_CORE, PLACEMENTS, SMALL_BYTES, TWO_CORES, Cell, size_text
+from ipc.cells import IDLE_CLIENTS, LOAD_BYTES, ONE_CORE, PLACEMENTS, SMALL_BYTES, TWO_CORES, Cell
 from ipc.statistics import Results
 
 FLOOR, FLOOR_SPIN = "floor", "floor-spin"
@@ -22,12 +22,13 @@ _COMPARE: dict[str, Callable[[float, float], bool]] = {"<=": operator.le, "<": o
 
 @dataclass(frozen=True)
 class Target:
-    """`measured` is None where this run has no such figure."""
+    """`measured` is None where this run has no such figure. `foreign_cores`: what others used while it was taken."""
 
     title: str
     comparison: str
     limit: float | None
     measured: float | None
+    foreign_cores: float | None = None
 
     @property
     def verdict(self) -> str:
@@ -50,48 +51,55 @@ def evaluate(results: Results, import_ms: float | None = None) -> list[Target]:
 
 
 def _small(results: Results) -> Iterator[Target]:
-    def p50(name: str, placement: str) -> float | None:
-        return results.median(name, Cell(SMALL_BYTES, 1, placement), "p50_us")
-
     for placement, limit in ((ONE_CORE, 2.0), (TWO_CORES, 1.25)):
-        measured = results.ratio(PARK, FLOOR, Cell(SMALL_BYTES, 1, placement), "p50_us")
-        yield Target(f"64 B, park, {placement}: p50 / C floor (sem_t) there", "<=", limit, measured)
-    yield Target("64 B, adaptive, free: p50 µs, below the fastest other", "<", best(results, Cell(SMALL_BYTES), "p50_us"), p50(ADAPTIVE, FREE))
-    yield Target("64 B, adaptive, free: p50 µs", "<=", 5.0, p50(ADAPTIVE, FREE))
-    yield Target("64 B, busy, free: p50 µs", "<=", 3.0, p50(BUSY, FREE))
+        yield _over_floor(results, PARK, FLOOR, Cell(SMALL_BYTES, 1, placement), limit)
+    free = Cell(SMALL_BYTES)
+    yield _figure(results, ADAPTIVE, free, "p50_us", "p50 µs, below the fastest other", "<", best(results, free, "p50_us"))
+    yield _figure(results, ADAPTIVE, free, "p50_us", "p50 µs", "<=", 5.0)
+    yield _figure(results, BUSY, free, "p50_us", "p50 µs", "<=", 3.0)
 
 
 def _large(results: Results) -> Iterator[Target]:
-    pairs = ((PARK, FLOOR, "sem_t"), (ADAPTIVE, FLOOR, "sem_t"), (BUSY, FLOOR_SPIN, "spin"))
     for payload_bytes in (256 * 1024, 1024 * 1024):
-        size = size_text(payload_bytes)
-        for ours, floor, kind in pairs:
+        for ours, floor in ((PARK, FLOOR), (ADAPTIVE, FLOOR), (BUSY, FLOOR_SPIN)):
             for placement in PLACEMENTS:
-                measured = results.ratio(ours, floor, Cell(payload_bytes, 1, placement), "p50_us")
-                yield Target(f"{size}, {ours.removeprefix('gpuworker-')}, {placement}: p50 / C floor ({kind}) there", "<=", 1.3, measured)
+                yield _over_floor(results, ours, floor, Cell(payload_bytes, 1, placement), 1.3)
         cell = Cell(payload_bytes)
-        fastest, measured = best(results, cell, "p50_us"), results.median(ADAPTIVE, cell, "p50_us")
-        yield Target(f"{size}, adaptive, free: p50 µs, below the fastest other", "<", fastest, measured)
+        yield _figure(results, ADAPTIVE, cell, "p50_us", "p50 µs, below the fastest other", "<", best(results, cell, "p50_us"))
 
 
 def _loaded(results: Results) -> Iterator[Target]:
-    def over(other: str) -> float | None:
-        return results.ratio(ADAPTIVE, other, LOADED, "requests_per_s")
+    def over(others: tuple[str, ...], limit: float) -> Target:
+        ratios = [ratio for other in others if (ratio := results.ratio(ADAPTIVE, other, LOADED, "requests_per_s")) is not None]
+        title = f"{LOADED.title}, adaptive: requests/s over {' and '.join(others)}"
+        return Target(title, ">=", limit, min(ratios, default=None), results.median(ADAPTIVE, LOADED, "foreign_cores"))
 
-    yield Target("16 clients, adaptive: requests/s over pyzmq", ">=", 5.0, over("pyzmq"))
-    yield Target("16 clients, adaptive: requests/s over faster-fifo", ">=", 5.0, over("faster-fifo"))
-    iceoryx2 = [ratio for kind in ("polled", "events") if (ratio := over(f"iceoryx2-{kind}")) is not None]
-    yield Target("16 clients, adaptive: requests/s over iceoryx2 (its faster way)", ">=", 2.0, min(iceoryx2) if iceoryx2 else None)
-    yield Target("16 clients, adaptive: slowest client / mean of the others", ">=", 0.5, results.median(ADAPTIVE, LOADED, "fairness"))
-    yield Target("16 clients, adaptive: CPU-s per 100k requests", "<=", 1.2, results.median(ADAPTIVE, LOADED, "cpu_s_per_100k"))
+    yield over(("pyzmq",), 5.0)
+    yield over(("faster-fifo",), 5.0)
+    yield over(("iceoryx2-polled", "iceoryx2-events"), 2.0)
+    yield _figure(results, ADAPTIVE, LOADED, "fairness", "slowest client / mean of the others", ">=", 0.5)
+    yield _figure(results, ADAPTIVE, LOADED, "cpu_s_per_100k", "CPU-s per 100k requests", "<=", 1.2)
 
 
 def _idle(results: Results, import_ms: float | None) -> Iterator[Target]:
     for name in (PARK, ADAPTIVE):
-        cores = results.median(name, IDLE, "server_cores")
-        title = f"idle owner, {name.removeprefix('gpuworker-')}, {IDLE_CLIENTS} silent clients: % of a core"
-        yield Target(title, "<", 0.5, None if cores is None else cores * 100)
+        yield _figure(results, name, IDLE, "server_cores", "what the owner uses of a core", "<", 0.005)
     yield Target("import gpuworker and connect, without torch: ms over numpy", "<", 50.0, import_ms)
+
+
+def _over_floor(results: Results, ours: str, floor: str, cell: Cell, limit: float) -> Target:
+    kind = "sem_t" if floor == FLOOR else "spin"
+    title = f"{cell.title}, {_policy(ours)}: p50 / C floor ({kind}) there"
+    return Target(title, "<=", limit, results.ratio(ours, floor, cell, "p50_us"), results.median(ours, cell, "foreign_cores"))
+
+
+def _figure(results: Results, ours: str, cell: Cell, metric: str, what: str, comparison: str, limit: float | None) -> Target:
+    title = f"{cell.title}, {_policy(ours)}: {what}"
+    return Target(title, comparison, limit, results.median(ours, cell, metric), results.median(ours, cell, "foreign_cores"))
+
+
+def _policy(ours: str) -> str:
+    return ours.removeprefix("gpuworker-")
 
 
 def measure_import_ms(tries: int = 5) -> float | None:

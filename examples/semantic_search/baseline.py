@@ -15,7 +15,7 @@ def own_model(processes: int) -> Way:
     def load() -> Embed:
         model = MiniLM(threads)
         model.load()
-        model.run_batch(["one text, so that the first that counts finds everything warm"])
+        model.run_batch(model.warmup())
         return lambda texts: (model.run_batch([text])[0] for text in texts)
 
     return Way(f"{processes} processes, each its own model", processes, load, deployment=lambda own: own)

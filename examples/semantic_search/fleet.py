@@ -20,6 +20,7 @@ from .handler import DIMENSIONS
 from .memory import Memory
 
 READY_TIMEOUT_S = 120.0
+LEAVE_TIMEOUT_S = 5.0
 fork = multiprocessing.get_context("fork")
 
 # Texts in, their vectors out in the same order. `map(one, texts)` asks for a text only when it has answered the one before.
@@ -46,7 +47,7 @@ class Result:
     latency_ms: np.ndarray  # (texts,)
     way: np.ndarray  # (texts,): the number of the way that embedded it
     seconds: float
-    memory: list[Memory]  # of each way, taken half way through
+    memory: Memory  # of all processes that the ways consist of, taken half way through
 
 
 class Shared:
@@ -87,15 +88,16 @@ def embed_all(texts: list[str], ways: list[Way], advance: Callable[[int], None])
             raise FleetError("a process could not get ready") from None
         started = time.monotonic()
         watch(members, shared, len(texts) // 2, advance)
-        memory = [Memory.of(way.deployment([process.pid or 0 for process in processes])) for way, processes in zip(ways, fleet, strict=True)]
+        pids = {pid for way, processes in zip(ways, fleet, strict=True) for pid in way.deployment([process.pid or 0 for process in processes])}
+        memory = Memory.of(pids)
         watch(members, shared, len(texts), advance)
         seconds = time.monotonic() - started
+        for process in members:
+            process.join(LEAVE_TIMEOUT_S)
     finally:
         for process in members:
-            if process.is_alive():
-                process.kill()
-        for process in members:
             if process.pid:
+                process.kill()
                 process.join()
     return Result(shared.vectors, shared.latency_ns / 1e6, shared.way, seconds, memory)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import psutil
@@ -13,7 +14,7 @@ class Memory:
     models: int  # processes that hold a model, told by torch being mapped in them
 
     @classmethod
-    def of(cls, pids: list[int]) -> Memory:
+    def of(cls, pids: Iterable[int]) -> Memory:
         processes = [psutil.Process(pid) for pid in pids]
         return cls(
             pss_bytes=sum(process.memory_full_info().pss for process in processes),

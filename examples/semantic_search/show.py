@@ -46,10 +46,10 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
 
     def line(cells: Sequence[str]) -> str:
-        first, *others = (cell.ljust(width) if not column else cell.rjust(width) for column, (cell, width) in enumerate(zip(cells, widths, strict=True)))
-        return "| " + " | ".join([first, *others]) + " |"
+        numbers = (cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True))
+        return "| " + " | ".join([cells[0].ljust(widths[0]), *numbers]) + " |"
 
     say(line(header))
-    say("|" + "|".join("-" * (width + 2) if not column else "-" * (width + 1) + ":" for column, width in enumerate(widths)) + "|")
+    say("|" + "|".join("-" * (width + 1) + ("-" if column == 0 else ":") for column, width in enumerate(widths)) + "|")
     for row in rows:
         say(line(row))

@@ -1,1 +1,61 @@
+"""The command `gpuworker`: serve, list, stats, stop, doctor. Exit codes: 0 done, 1 refused or failed (one line on stderr says why), 2 wrong usage."""
 
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from gpuworker import __version__
+from gpuworker.cli import control, doctor, inspect, serve
+from gpuworker.errors import GpuWorkerError
+
+__all__ = ["main"]
+
+KILLED_BY_SIGPIPE = 128 + 13
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Parser of one command; a mistyped option is refused with the nearest right one, before anything else is found missing."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """As argparse's."""
+        flags = [flag for action in self._actions for flag in action.option_strings]
+        for arg in args or ():
+            flag = arg.partition("=")[0]
+            if flag == "--":
+                break
+            if flag.startswith("--") and flag not in flags:
+                near = difflib.get_close_matches(flag, flags, n=1)
+                self.error(f"unknown option {flag}" + (f"; did you mean {near[0]}?" if near else ""))
+        return super().parse_known_args(args, namespace)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Each command's parser sets `run`, a function from the parsed arguments to the exit code."""
+    parser = argparse.ArgumentParser("gpuworker", description="One GPU owner process, called from many Python processes.", allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"gpuworker {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=CommandParser)
+    for module in (serve, inspect, control, doctor):
+        module.add_to(commands)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command. -> the exit code."""
+    try:
+        args = build_parser().parse_args(argv)
+        code: int = args.run(args)
+        sys.stdout.flush()
+        return code
+    except GpuWorkerError as error:
+        print(f"gpuworker: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # `gpuworker list | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains when it flushes at exit
+        return KILLED_BY_SIGPIPE
+    except KeyboardInterrupt:
+        return 130

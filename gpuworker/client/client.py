@@ -19,7 +19,7 @@ from gpuworker.client import remedies
 from gpuworker.client.link import SLICE_NS, Link
 from gpuworker.client.pending import Pending
 from gpuworker.client.reservation import Reservation
-from gpuworker.errors import DeadlineExceeded, SegmentError, WorkerDied, WorkerDraining, WorkerNotFound
+from gpuworker.errors import DeadlineExceeded, GpuWorkerError, SegmentError, WorkerDied, WorkerDraining, WorkerNotFound
 from gpuworker.segment import Segment, State
 from gpuworker.segment.names import shm_name
 from gpuworker.segment.wire import ON_FULL, WAKE
@@ -175,22 +175,25 @@ class Client:
             if deadline_ns and now >= deadline_ns:
                 raise DeadlineExceeded(f"the timeout passed before worker {self.name!r} could be reached: {why}", "connecting")
             if now >= give_up_ns:
-                raise WorkerNotFound(f"{why} (waited connect_timeout_s={self.connect_timeout_s:g})")
+                raise type(why)(f"{why} (waited connect_timeout_s={self.connect_timeout_s:g})")
             time.sleep(pause_s)
             pause_s = min(pause_s * 1.5, 0.05)
 
-    def _try_to_link(self) -> str:
+    def _try_to_link(self) -> GpuWorkerError | None:
+        """Sets `_link`, or returns why that must wait. Raises SegmentError for what waiting does not cure."""
         try:
             segment = Segment.attach(self.name)
         except WorkerNotFound as missing:
-            return str(missing)
+            return missing
         if segment.owner_is_dead():
-            return f"the owner of worker {self.name!r} (pid {segment.owner().pid}) is dead; start it again"
+            return WorkerNotFound(f"the owner of worker {self.name!r} (pid {segment.owner().pid}) is dead; start it again")
         state = segment.overview().state
         if state != State.SERVING:
-            return f"worker {self.name!r} is {State(state).name.lower()}"
+            return WorkerNotFound(f"worker {self.name!r} is {State(state).name.lower()}")
+        if not segment.join():
+            return SegmentError(f"all max_clients={segment.overview().max_participants} places of worker {self.name!r} are taken")
         self._link = Link(segment, self._wake)
-        return ""
+        return None
 
     def _overflow(self, problem: int, request: Any, deadline_ns: int) -> Pending:
         """The request found no slot, or no ring: reconnects, or follows the overflow policy."""

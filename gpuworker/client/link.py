@@ -22,7 +22,7 @@ _submit, _wait, _release = lib.gw_submit, lib.gw_wait, lib.gw_release
 
 
 class Link:
-    """One segment, joined by this process. Thread-safe; of no use in a forked child (calls fail with ECHILD there, and nothing is touched)."""
+    """One segment that this process has joined. Thread-safe; of no use in a forked child (calls fail with ECHILD there, and nothing is touched)."""
 
     def __init__(self, segment: Segment, wake: str | None = None) -> None:
         overview = segment.overview()
@@ -34,7 +34,6 @@ class Link:
         self._responses, self._response_bytes = segment.responses, segment.response_buffers
         if wake is not None:
             lib.gw_set_wake(self.port, WAKE[wake])
-        segment.join()
 
     def send(self, request: Any, deadline_ns: int) -> int:
         """Enqueues a request. -> its ticket, or a negative errno when no slot was to be had; raises for payloads that cannot go."""

@@ -6,10 +6,10 @@ The one rule of placement, for every reader and writer: the first array starts w
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
-from msgspec import Meta, MsgspecError, msgpack
+from msgspec import Meta, msgpack
 
 from gpuworker._native import ffi, lib
 from gpuworker.errors import SegmentError, UnsupportedPayload
@@ -28,7 +28,7 @@ _NULL = ffi.cast("char *", 0)
 _ZEROS = bytes(LINE)
 
 from_buffer, _memmove = ffi.from_buffer, ffi.memmove
-_ndarray, _empty = np.ndarray, np.empty
+_empty = np.empty
 _pack = msgpack.Encoder().encode
 _unpack = msgpack.Decoder(tuple[Any, tuple[Annotated[int, Meta(ge=0)], ...], bool]).decode
 
@@ -45,7 +45,7 @@ class Layout:
 
     def __init__(self, meta: bytes, dtype: np.dtype[Any], shape: tuple[int, ...], fortran: bool) -> None:
         self.meta, self.dtype, self.shape = meta, dtype, shape
-        self.order: Any = "F" if fortran else "C"
+        self.order: Literal["C", "F"] = "F" if fortran else "C"
         self.data_bytes = dtype.itemsize
         for extent in shape:
             self.data_bytes *= extent  # a Python int: never overflows
@@ -74,7 +74,7 @@ def parse_layout(meta: bytes) -> Layout:
             raise ValueError(f"description of {len(meta)} bytes")
         spec, shape, fortran = _unpack(meta)
         return Layout(meta, restore_dtype(spec), shape, fortran)
-    except (MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
+    except Exception as error:  # numpy has many ways to refuse a description; to the caller they are all one
         raise SegmentError(f"malformed payload (array description: {error})") from error
 
 
@@ -120,22 +120,26 @@ class Parts:
         """Fills `area`, which is where the data starts: aligned, and data_bytes or more long."""
         start = 0
         for array in self.arrays:
-            _ndarray(array.shape, array.dtype, area, start)[...] = array
+            np.ndarray(array.shape, array.dtype, area, start)[...] = array
             start = align(start + array.nbytes)
 
 
-def read_array(layout: Layout, area: memoryview, start: int, copy: bool) -> Array:
-    """The array at `start`: a view, writable as far as `area` is, or a fresh writable copy on a cache line.
+def write_data(data: Data, area: memoryview) -> None:
+    """Copies what `encode` returned to `area`, which is where the data starts: aligned, and data_bytes long."""
+    if isinstance(data, Parts):
+        data.write(area)
+    else:
+        _memmove(area, data, len(data))
 
-    The caller has checked that start + layout.data_bytes lies in the area. Raises SegmentError for a shape numpy refuses."""
-    try:
-        if not copy:
-            return _ndarray(layout.shape, layout.dtype, area, start, None, layout.order)
-        size = layout.data_bytes
-        memory = _empty(size + LINE, _UINT8)
-        pointer = from_buffer(memory)
-        skip = (_NULL - pointer) & (LINE - 1)  # bytes to the next cache line; the cheapest way to ask for an address
-        _memmove(pointer + skip, area[start : start + size], size)
-        return _ndarray(layout.shape, layout.dtype, memory, skip, None, layout.order)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise SegmentError(f"malformed payload (array of shape {layout.shape}: {error})") from error
+
+def copy_array(layout: Layout, area: memoryview, start: int) -> Array:
+    """A fresh writable copy, on a cache line, of the array at `start`; the caller has checked that it lies in the area.
+
+    Raises TypeError, ValueError or OverflowError for a shape numpy refuses."""
+    size = layout.data_bytes
+    memory = _empty(size + LINE, _UINT8)
+    pointer = from_buffer(memory)
+    skip = (_NULL - pointer) & (LINE - 1)  # bytes to the next cache line; the cheapest way to ask for an address
+    _memmove(pointer + skip, area[start : start + size], size)
+    array: Array = np.ndarray(layout.shape, layout.dtype, memory, skip, None, layout.order)
+    return array

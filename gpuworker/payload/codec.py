@@ -10,11 +10,11 @@ from numpy.typing import DTypeLike
 
 from gpuworker._native import lib
 from gpuworker.errors import SegmentError, UnsupportedPayload
-from gpuworker.payload.arrays import Data, Parts, encode_array, from_buffer, layout_for, parse_layout, read_array
+from gpuworker.payload.arrays import Data, Parts, copy_array, encode_array, from_buffer, layout_for, parse_layout, write_data
 from gpuworker.payload.foreign import to_array
 from gpuworker.payload.tree import decode_tree, encode_tree
 
-__all__ = ["Data", "Parts", "array_layout", "decode", "encode"]
+__all__ = ["Data", "Parts", "array_layout", "decode", "encode", "write_data"]
 
 BYTES: int = lib.GW_KIND_BYTES
 STR: int = lib.GW_KIND_STR
@@ -60,9 +60,14 @@ def decode(kind: int, meta_bytes: int, total_bytes: int, area: memoryview, copy:
     Raises SegmentError for nonsense, UnsupportedPayload for a pickle where none is allowed."""
     if kind == ARRAY:
         layout = parse_layout(area[:meta_bytes].tobytes())
-        if layout.total_bytes > total_bytes or len(layout.meta) != meta_bytes:
-            raise SegmentError(f"malformed payload (array of {layout.total_bytes} bytes in {total_bytes})")
-        return read_array(layout, area, layout.data_offset, copy)
+        if not layout.total_bytes <= total_bytes <= len(area):
+            raise SegmentError(f"malformed payload (array of {layout.total_bytes} bytes in {total_bytes} in an area of {len(area)})")
+        try:
+            if copy:
+                return copy_array(layout, area, layout.data_offset)
+            return _ndarray(layout.shape, layout.dtype, area, layout.data_offset, None, layout.order)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise SegmentError(f"malformed payload (array of shape {layout.shape}: {error})") from error
     if kind == TREE:
         if not 0 <= meta_bytes <= total_bytes <= len(area):
             raise SegmentError(f"malformed payload ({meta_bytes} + data = {total_bytes} bytes in an area of {len(area)})")

@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from msgspec import Raw, msgpack
 
 from gpuworker.errors import UnsupportedPayload
 from gpuworker.payload.foreign import PICKLE_ADVICE
@@ -19,21 +21,23 @@ _PLAIN = re.compile(r"[<>|](?:[biufcSUV]\d{1,10}|[mM]8(?:\[\d{0,9}(?:Y|M|W|D|h|m
 
 
 @lru_cache(256)
-def dtype_spec(dtype: np.dtype[Any]) -> Any:
-    """`dtype` as a string, or as [itemsize, fields]. Raises UnsupportedPayload if it would come back as another dtype."""
+def dtype_spec(dtype: np.dtype[Any]) -> Raw:
+    """`dtype` in msgpack, as a string or as [itemsize, fields]. Raises UnsupportedPayload if it would come back as another dtype."""
     if dtype.kind == "T":
-        raise UnsupportedPayload(f"an array of StringDType holds pointers: use array.astype('U'), array.tolist(){PICKLE_ADVICE}")
+        raise UnsupportedPayload(f"an array of StringDType holds pointers: send array.astype('U') or array.tolist(){PICKLE_ADVICE}")
     if dtype.hasobject:
-        raise UnsupportedPayload(f"an array of Python objects ({dtype}) holds pointers: use a numeric or string dtype, array.tolist(){PICKLE_ADVICE}")
-    spec = _describe(dtype)
+        raise UnsupportedPayload(
+            f"an array of dtype {dtype} holds pointers: send an array of numbers or fixed-size strings, or a list{PICKLE_ADVICE}"
+        )
     try:
-        survives = restore_dtype(spec) == dtype
-    except (TypeError, ValueError):
+        spec = msgpack.encode(_describe(dtype))
+        survives = restore_dtype(msgpack.decode(spec)) == dtype
+    except (TypeError, ValueError):  # such as a title that is no string
         survives = False
     if not survives:
-        advice = "use array.astype(numpy.float32) or array.view(numpy.uint8)"
-        raise UnsupportedPayload(f"numpy itself cannot name the dtype {dtype} in a file: {advice}{PICKLE_ADVICE}")
-    return spec
+        advice = "send array.astype(numpy.float32) or array.view(numpy.uint8)"
+        raise UnsupportedPayload(f"dtype {dtype} cannot be described to another process: {advice}{PICKLE_ADVICE}")
+    return Raw(spec)
 
 
 def _describe(dtype: np.dtype[Any]) -> Any:
@@ -48,20 +52,29 @@ def _describe(dtype: np.dtype[Any]) -> Any:
 
 
 def restore_dtype(spec: Any) -> np.dtype[Any]:
-    """The inverse of dtype_spec for untrusted input: a dtype without objects, or any of TypeError, ValueError, OverflowError, RecursionError."""
+    """The dtype of an untrusted, decoded description, never one with objects. Raises all sorts of exceptions for nonsense."""
     if type(spec) is str:
-        if not _PLAIN.fullmatch(spec):
-            raise ValueError(f"dtype {spec[:40]!r}")
-        return np.dtype(spec)
+        return _plain_dtype(spec)
     itemsize, fields = spec
     names, formats, offsets, titles = [], [], [], []
     for name, base, shape, offset, *title in fields:
         element = restore_dtype(base)
         names.append(name)
-        formats.append(np.dtype((element, tuple(shape))) if shape else element)
+        extents = tuple(map(operator.index, shape))  # numbers only: (dtype, tuple) has other meanings too
+        formats.append(np.dtype((element, extents)) if extents else element)
         offsets.append(offset)
         titles.append(title[0] if title else None)
     description = {"names": names, "formats": formats, "offsets": offsets, "itemsize": itemsize}
     if any(titles):
         description["titles"] = titles
-    return np.dtype(description)  # type: ignore[call-overload, no-any-return]
+    dtype: np.dtype[Any] = np.dtype(description)  # type: ignore[call-overload]
+    if dtype.hasobject:
+        raise ValueError("dtype with objects")
+    return dtype
+
+
+@lru_cache(256)
+def _plain_dtype(name: str) -> np.dtype[Any]:
+    if not _PLAIN.fullmatch(name):
+        raise ValueError(f"dtype {name[:40]!r}")
+    return np.dtype(name)

@@ -23,10 +23,21 @@ _pack = msgpack.Encoder().encode
 _unpack = msgpack.Decoder(tuple[str, str, str, bytes | None]).decode
 
 
-def encode_error(exception: BaseException) -> bytes:
-    """At most some 40 KiB, whatever the exception holds. Never raises."""
-    name = _qualified_name(type(exception))
-    return _pack((_text(name), _message(exception), _traceback(exception), _arguments(exception, name)))
+def encode_error(exception: BaseException, limit_bytes: int = 1 << 20) -> bytes:
+    """At most some 40 KiB, or what fits `limit_bytes` if that is possible: the traceback goes first, then the arguments. Never raises."""
+    kind = _qualified_name(type(exception))
+    name, message, trace, arguments = _text(kind[:200]), _message(exception), _traceback(exception), _arguments(exception, kind)
+    blob = b""
+    for parts in (
+        (name, message, trace, arguments),
+        (name, message, trace[-1000:], arguments),
+        (name, message, "", arguments),
+        (name, message[:100], "", None),
+    ):
+        blob = _pack(parts)
+        if len(blob) <= limit_bytes:
+            break
+    return blob
 
 
 def decode_error(blob: bytes | memoryview) -> Exception:
@@ -78,7 +89,7 @@ def _traceback(exception: BaseException) -> str:
     if exception.__traceback__ is None and exception.__cause__ is None:
         return ""  # returned, not raised: nothing to show
     try:
-        text = "".join(traceback.format_exception(exception))
+        text = "".join(map(_shortened, traceback.format_exception(exception)))
     except Exception:  # attributes of strange classes
         text = "".join(traceback.format_tb(exception.__traceback__))
     return _text(text[-MAX_TRACEBACK_CHARS:])

@@ -18,7 +18,7 @@ import numpy as np
 from msgspec import msgpack
 
 from gpuworker.errors import SegmentError
-from gpuworker.payload.arrays import ARRAY, LINE, MAX_META_BYTES, Array, Data, align, pack_arrays, parse_layout, place, read_array
+from gpuworker.payload.arrays import ARRAY, LINE, MAX_META_BYTES, Array, Data, align, copy_array, layout_for, pack_arrays, parse_layout, place
 from gpuworker.payload.dtypes import dtype_spec, restore_dtype
 from gpuworker.payload.foreign import refusal, to_array, too_deep
 
@@ -93,16 +93,19 @@ class _Lowering:
             return Ext(PAIRS, _pack(self._list([item for pair in mapping.items() for item in pair], depth)))
         if depth >= MAX_DEPTH:
             raise too_deep(MAX_DEPTH)
-        plain, depth = self.plain, depth + 1
+        plain, methods = self.plain, _METHODS
         lowered = {}
         for key, value in mapping.items():  # `lower` in place: most dicts are small, a call per value would be most of the time
             kind = type(value)
-            lowered[key] = value if kind in plain else _METHODS.get(kind, _Lowering._other)(self, value, depth)
+            lowered[key] = value if kind in plain else methods.get(kind, _Lowering._other)(self, value, depth + 1)
         return lowered
 
     def _array(self, array: Array, depth: int) -> Any:
-        layout, source = place(array)
-        self.arrays.append(source)
+        if array.flags.c_contiguous:
+            layout = layout_for(array.dtype, array.shape)
+        else:
+            layout, array = place(array)
+        self.arrays.append(array)
         self.data_bytes = (self.data_bytes + LINE - 1 & -LINE) + layout.data_bytes
         return layout.reference
 
@@ -162,7 +165,10 @@ def decode_tree(meta_bytes: int, total_bytes: int, area: memoryview, copy: bool)
     """Inverse of encode_tree for an untrusted area of at least total_bytes. Raises SegmentError."""
     document = area[: meta_bytes or total_bytes].tobytes()  # copied once: the writer may still be scribbling
     start = meta_bytes + LINE - 1 & -LINE
-    reader = _READERS.pop() if _READERS else _Reader()
+    try:
+        reader = _READERS.pop()
+    except IndexError:
+        reader = _Reader()
     try:
         if meta_bytes and document[0] == _OVERSIZE:
             end = start + int.from_bytes(document[1:], "little")
@@ -201,7 +207,9 @@ class _Reader:
             if end > self.end:
                 raise ValueError(f"array ends at {end} of {self.end} bytes")
             self.start = end + LINE - 1 & -LINE
-            return read_array(layout, self.area, start, self.copy)
+            if self.copy:
+                return copy_array(layout, self.area, start)
+            return np.ndarray(layout.shape, layout.dtype, self.area, start, None, layout.order)
         if code == TUPLE:
             return tuple(self.items(data))
         if code == PAIRS:
@@ -229,7 +237,8 @@ def _read_leaf(code: int, data: bytes) -> Any:
         dtype = restore_dtype(spec)
         if len(raw) != dtype.itemsize:
             raise ValueError(f"{len(raw)} bytes for a scalar of {dtype}")
-        return np.ndarray((), dtype, raw).copy()[()]
+        scalar = np.ndarray((), dtype, raw)
+        return scalar.copy()[()] if dtype.kind == "V" else scalar[()]  # a void scalar is a view
     if code == BIG_INT:
         return int.from_bytes(data, "little", signed=True)
     if code == COMPLEX:

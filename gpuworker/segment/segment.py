@@ -177,16 +177,13 @@ class Segment:
         self.owned = True
         return self
 
-    def join(self) -> None:
-        """Makes this process a participant. Raises SegmentError when every place is taken."""
+    def join(self) -> bool:
+        """Makes this process a participant. False when every place is taken; those of clients that left are free again at the owner's next tick."""
         lock_fd = self._reopen()
-        problem = lib.gw_join(self.port, lock_fd, *identify())
-        if problem:
+        if lib.gw_join(self.port, lock_fd, *identify()):
             os.close(lock_fd)
-            raise SegmentError(
-                f"worker {self.name!r} has no place for another client process: all {self.overview().max_participants} are taken; "
-                "start it with a larger max_clients"
-            )
+            return False
+        return True
 
     def leave(self) -> None:
         """Gives up this process's place; the owner takes back what it held."""

@@ -1,0 +1,7 @@
+"""`python -m gpuworker.cli` is `gpuworker`."""
+
+import sys
+
+from gpuworker.cli import main
+
+sys.exit(main())

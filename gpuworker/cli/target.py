@@ -1,0 +1,48 @@
+"""The worker that a command is about: its name, its segment, and how it is doing."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+
+from gpuworker.errors import WorkerNotFound
+from gpuworker.segment import Segment, names, worker_names
+from gpuworker.segment.liveness import own_pid_namespace
+from gpuworker.segment.stats import Stats
+
+SILENT_S = 5.0
+"""A serving owner writes its heartbeat ten times a second, unless its handler holds the GIL."""
+
+
+def worker_name(text: str) -> str:
+    """The argument type of a worker's name."""
+    try:
+        names.shm_name(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
+def attach(name: str) -> Segment:
+    """The worker's segment, mapped read-only. Raises WorkerNotFound, with the nearest name there is, or SegmentError."""
+    try:
+        return Segment.attach(name, read_only=True)
+    except WorkerNotFound as error:
+        near = difflib.get_close_matches(name, worker_names(), n=1)
+        if not near:
+            raise
+        raise WorkerNotFound(f"{error}; did you mean {near[0]!r}?") from None
+
+
+def is_local(segment: Segment) -> bool:
+    """Whether the owner's pid means something in this process's pid namespace."""
+    return segment.owner().pid_namespace == own_pid_namespace()
+
+
+def condition(stats: Stats) -> str:
+    """What the owner says of itself, or "dead", or "silent" when it has not written its heartbeat for a while."""
+    if not stats.owner_alive:
+        return "dead"
+    if stats.state in ("serving", "draining") and stats.heartbeat_age_s > SILENT_S:
+        return "silent"
+    return stats.state

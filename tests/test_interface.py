@@ -1,0 +1,78 @@
+"""What is exported, and who may import what."""
+
+import ast
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+import gpuworker
+
+ROOT = pathlib.Path(__file__).parent.parent
+
+
+def test_all_names_what_is_exported_and_is_sorted_by_kind():
+    assert len(set(gpuworker.__all__)) == len(gpuworker.__all__)
+    assert [n for n in gpuworker.__all__ if n[0].isupper()] == sorted(n for n in gpuworker.__all__ if n[0].isupper())
+    for exported in gpuworker.__all__:
+        assert getattr(gpuworker, exported) is not None
+
+
+def test_every_error_is_exported_and_derives_from_the_base():
+    import gpuworker.errors as errors
+
+    for exported in errors.__all__:
+        assert getattr(gpuworker, exported) is getattr(errors, exported)
+        assert issubclass(getattr(errors, exported), gpuworker.GpuWorkerError)
+
+
+@pytest.mark.parametrize(
+    ("room", "allowed"),
+    [
+        ("scheduling", {"scheduling"}),
+        ("payload", {"payload", "errors", "_native"}),
+        ("segment", {"segment", "errors", "_native", "scheduling"}),
+        ("client", {"client", "segment", "payload", "errors", "_native"}),
+        ("testing", {"testing", "scheduling"}),
+    ],
+)
+def test_import_rules(room, allowed):
+    for file in (ROOT / "gpuworker" / room).rglob("*.py"):
+        for module in imports_of(file):
+            parts = module.split(".")
+            assert parts[0] not in {"torch", "transformers"}, f"{file} imports {module}"
+            if parts[0] == "gpuworker" and len(parts) > 1:
+                assert parts[1] in allowed, f"{file} imports {module}"
+
+
+def test_the_library_never_imports_its_applications():
+    for file in (ROOT / "gpuworker").rglob("*.py"):
+        assert not any(module.startswith("gpuworker.frontends") for module in imports_of(file)), file
+
+
+def test_policies_import_only_the_standard_library_and_numpy():
+    for file in (ROOT / "gpuworker" / "scheduling").rglob("*.py"):
+        for module in imports_of(file):
+            top = module.split(".")[0]
+            assert top in sys.stdlib_module_names or top == "numpy" or module.startswith("gpuworker.scheduling"), f"{file} imports {module}"
+
+
+def imports_of(file):
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or ""
+
+
+def test_a_frontend_loads_neither_torch_nor_the_worker():
+    code = "import sys, gpuworker; gpuworker.connect('x'); print(sorted(m for m in sys.modules if m.split('.')[0] == 'torch' or m.startswith('gpuworker.worker')))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
+def test_importing_costs_little_over_numpy():
+    """As instructions are not to be counted here: modules. numpy alone brings some 150; we may add a few dozen, no web framework, no torch."""
+    code = "import numpy, sys; before = len(sys.modules); import gpuworker; gpuworker.connect('x'); print(len(sys.modules) - before)"
+    added = int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+    assert added < 100, f"{added} modules"
