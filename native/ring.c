@@ -39,7 +39,7 @@ int64_t gw_claim(gw_port *port) {
     uint32_t quota = atomic_load_explicit(&header->alive, memory_order_relaxed) > 1 ? header->quota_shared : header->quota_alone;
     if (GW_COUNT(&port->inflight, 1) >= quota) {
         forget(port);
-        return -EDQUOT;
+        return quota < port->capacity ? -EDQUOT : -EAGAIN;
     }
     uint32_t home = atomic_load_explicit(&port->home, memory_order_relaxed);
     for (uint32_t k = 0; k < port->capacity; k++) {

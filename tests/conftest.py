@@ -82,6 +82,7 @@ def in_process(name):
 
     yield start
     for worker in workers:
-        if hasattr(worker._handler, "open"):
-            worker._handler.open()
+        holder = getattr(worker._handler, "__self__", None)
+        if isinstance(holder, Gate):
+            holder.open()
         worker.stop()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from ipc.cells import FREE, ONE_CORE, SMALL_BYTES, TWO_CORES, Cell
@@ -29,7 +30,9 @@ def draw(results: Results, contestants: Sequence[type[Contestant]], machine: dic
     _marks(axes[0], results, [kind for kind, _ in latencies])
     _bars(axes[1], _ordered(results, contestants, LOADED, "requests_per_s", descending=True), "requests/s, 16 clients, 4 KiB")
     _bars(axes[2], _ordered(results, contestants, LOADED, "cpu_s_per_100k"), "CPU-seconds per 100,000 requests, 16 clients, 4 KiB")
-    figure.suptitle(f"IPC overhead: {machine['cpu']}, {machine['cores']} cores, Linux {machine['kernel']}, Python {machine['python']}", fontsize=10)
+    foreign = median(record["foreign_cores"] for record in results.records if "foreign_cores" in record)
+    where = f"{machine['cpu']}, {machine['cores']} cores, Linux {machine['kernel']}, Python {machine['python']}"
+    figure.suptitle(f"IPC overhead. {where}. Others used {foreign:.2f} cores (median of the cells).", fontsize=10, x=0.01, ha="left")
     figure.savefig(path, dpi=130)
     plt.close(figure)
 
@@ -54,6 +57,7 @@ def _bars(axis: Any, figures: list[Any], title: str, log: bool = False) -> None:
     axis.invert_yaxis()
     axis.set_title(title, fontsize=11, loc="left")
     axis.spines[["top", "right"]].set_visible(False)
+    axis.tick_params(axis="x", labelsize=8)
     axis.xaxis.set_major_formatter(lambda value, _: f"{value:,.15g}")
     for label, (kind, _) in zip(axis.get_yticklabels(), figures, strict=True):
         label.set_color(_OURS if kind.ours else "black")

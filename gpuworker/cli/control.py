@@ -7,13 +7,11 @@ import json
 import os
 import select
 import signal
-import sys
 import time
 from typing import Any
 
-from gpuworker.cli.target import attach, is_local, worker_name
+from gpuworker.cli.target import Failed, attach, is_local, worker_name
 from gpuworker.cli.text import span
-from gpuworker.errors import GpuWorkerError
 from gpuworker.segment import Identity, Segment, State
 from gpuworker.segment.liveness import start_ticks
 from gpuworker.worker import WorkerOptions
@@ -50,22 +48,23 @@ def seconds(text: str) -> float:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Stops the worker."""
+    """Stops the worker. Raises Failed when there is nothing to stop, or it does not stop."""
     segment = attach(args.name)
     owner = segment.owner()
     if segment.owner_is_dead():
-        return fail(f"worker {args.name!r} is not running: its process {owner.pid} has died; the next start of this name takes its segment over")
+        raise Failed(f"worker {args.name!r} is not running: its process {owner.pid} has died; the next start of this name takes its segment over")
     if not is_local(segment):
-        return fail(f"worker {args.name!r} runs in another pid namespace (process {owner.pid} of another container or host); stop it from there")
+        raise Failed(f"worker {args.name!r} runs in another pid namespace (process {owner.pid} of another container or host); stop it from there")
     pidfd = open_process(owner)
     if pidfd < 0:
-        return fail(f"worker {args.name!r} is not running: its process {owner.pid} has just ended")
+        raise Failed(f"worker {args.name!r} is not running: its process {owner.pid} has just ended")
     try:
-        return stop(segment, owner.pid, pidfd, drain_limit_s(segment) if args.timeout_s is None else args.timeout_s, args.kill)
+        stop(segment, owner.pid, pidfd, drain_limit_s(segment) if args.timeout_s is None else args.timeout_s, args.kill)
     except PermissionError:
-        raise GpuWorkerError(f"worker {args.name!r}: this user may not signal process {owner.pid}") from None
+        raise Failed(f"worker {args.name!r}: this user may not signal process {owner.pid}") from None
     finally:
         os.close(pidfd)
+    return 0
 
 
 def open_process(who: Identity) -> int:
@@ -75,7 +74,7 @@ def open_process(who: Identity) -> int:
     except ProcessLookupError:
         return -1
     try:
-        if start_ticks(who.pid) == who.start_ticks:  # asked after opening: whoever has the pid now, the pidfd is of him or of one before him
+        if start_ticks(who.pid) == who.start_ticks:  # asked after opening: a pid in use again is seen now, and the pidfd does not move
             return pidfd
     except ProcessLookupError:
         pass
@@ -89,21 +88,20 @@ def drain_limit_s(segment: Segment) -> float:
     return float(options.get("drain_timeout_s", WorkerOptions.drain_timeout_s)) + DRAIN_MARGIN_S
 
 
-def stop(segment: Segment, pid: int, pidfd: int, timeout_s: float, kill: bool) -> int:
-    """SIGTERM, wait, with `kill` SIGKILL and wait. -> the exit code."""
+def stop(segment: Segment, pid: int, pidfd: int, timeout_s: float, kill: bool) -> None:
+    """SIGTERM, wait, with `kill` SIGKILL and wait. Raises Failed when it is not gone then."""
     worker, started = f"worker {segment.name!r} (process {pid})", time.monotonic()
     send(pidfd, signal.SIGTERM)
     if wait_until_gone(segment, pidfd, timeout_s):
         lives_on = "" if has_ended(pidfd, 0) else f"; process {pid} goes on without it"
         print(f"{worker} has stopped after {span(time.monotonic() - started)}{lives_on}")
-        return 0
+        return
     if not kill:
-        return fail(f"{worker} has not stopped within {span(timeout_s)}, it is {doing(segment)}; wait longer (--timeout-s), or end it by force (--kill)")
+        raise Failed(f"{worker} has not stopped within {span(timeout_s)}, it is {doing(segment)}; wait longer (--timeout-s), or end it by force (--kill)")
     send(pidfd, signal.SIGKILL)
     if not has_ended(pidfd, KILL_WAIT_S * 1e3):
-        return fail(f"{worker} was killed and does not end: the kernel waits for something (a GPU driver, a disk)")
+        raise Failed(f"{worker} was killed and does not end: the kernel waits for something (a GPU driver, a disk)")
     print(f"{worker} was killed after {span(timeout_s)}; the next start of this name takes its segment over")
-    return 0
 
 
 def send(pidfd: int, number: signal.Signals) -> None:
@@ -140,9 +138,3 @@ def doing(segment: Segment) -> str:
     """What an owner that should stop is at."""
     state = State(segment.overview().state)
     return "still draining" if state == State.DRAINING else f"still {state.name.lower()} (its handler holds the GIL, or the process is stopped)"
-
-
-def fail(why: str) -> int:
-    """One line, and the exit code."""
-    print(f"gpuworker: {why}", file=sys.stderr)
-    return 1

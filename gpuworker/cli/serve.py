@@ -9,15 +9,14 @@ import inspect
 import logging
 import os
 import re
-import sys
 import textwrap
 import traceback
 import typing
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 import gpuworker
-from gpuworker.cli.target import worker_name
+from gpuworker.cli.target import Failed, worker_name
 from gpuworker.errors import GpuWorkerError
 from gpuworker.worker import WorkerOptions
 from gpuworker.worker.handler import Handler
@@ -96,34 +95,28 @@ def run(args: argparse.Namespace) -> int:
     try:
         log.debug("options: %s", WorkerOptions.of(options))
     except ValueError as error:
-        return refuse(str(error))
+        raise Failed(str(error)) from None
     try:
         Handler(args.handler)
     except Exception as error:
         if isinstance(error, (ValueError, TypeError, ImportError, AttributeError)) and not isinstance(error, SyntaxError) and not users_part(error):
-            return refuse(f"handler {args.handler!r}: {error}" if args.handler not in str(error) else str(error))
-        return show(error, "importing the handler failed")
+            raise Failed(str(error) if args.handler in str(error) else f"handler {args.handler!r}: {error}") from None
+        show(error, "importing the handler failed")
     try:
         gpuworker.serve(args.handler, name=args.name, **options)
     except GpuWorkerError as error:
         if args.verbose or users_part(error):
-            return show(error, "the handler failed")
-        return refuse(str(error))
+            show(error, "the handler failed")
+        raise
     except Exception as error:
-        return show(error, "the handler failed" if users_part(error) else "the owner failed")
+        show(error, "the handler failed" if users_part(error) else "the owner failed")
     return 0
 
 
-def refuse(why: str) -> int:
-    """One line, and the exit code."""
-    print(f"gpuworker: {why}", file=sys.stderr)
-    return 1
-
-
-def show(error: Exception, what: str) -> int:
-    """The traceback, without our frames above the user's, and the exit code."""
+def show(error: Exception, what: str) -> NoReturn:
+    """Prints the traceback, without our frames above the user's, and raises Failed."""
     traceback.print_exception(type(error), error, users_part(error) or error.__traceback__)
-    return refuse(what)
+    raise Failed(what) from None
 
 
 def users_part(error: BaseException) -> TracebackType | None:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import argparse
 import difflib
 
-from gpuworker.errors import WorkerNotFound
+from gpuworker.errors import GpuWorkerError, WorkerNotFound
 from gpuworker.segment import Segment, names, worker_names
 from gpuworker.segment.liveness import own_pid_namespace
 from gpuworker.segment.stats import Stats
 
 SILENT_S = 5.0
 """A serving owner writes its heartbeat ten times a second, unless its handler holds the GIL."""
+
+
+class Failed(GpuWorkerError):
+    """The command could not do what it was asked to; the message is the line for stderr."""
 
 
 def worker_name(text: str) -> str:

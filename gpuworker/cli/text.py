@@ -41,9 +41,9 @@ def rate(per_s: float) -> str:
     return f"{per_s:,.0f}/s" if per_s >= 10 or not per_s else f"{per_s:.1f}/s"
 
 
-def count(number: int, noun: str) -> str:
-    """ "1 client", "3 clients"; noun: its singular."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+def count(number: int, noun: str, plural: str = "") -> str:
+    """A number with its noun: "1 slot", "3 slots"; plural: where an s does not make it."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def bar(part: float, whole: float, width: int) -> str:

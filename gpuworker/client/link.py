@@ -8,7 +8,7 @@ import os
 import time
 from typing import Any
 
-from gpuworker._native import lib
+from gpuworker._native import ffi, lib
 from gpuworker.client import remedies
 from gpuworker.errors import DeadlineExceeded, PayloadTooLarge, RequestCancelled, SegmentError, WorkerDied, WorkerDraining
 from gpuworker.payload import decode, encode
@@ -63,7 +63,7 @@ class Link:
             if isinstance(data, Parts):
                 data.write(draft.area[start : start + data_bytes])
             else:
-                draft.area[start : start + data_bytes] = data if isinstance(data, bytes) else memoryview(data)  # type: ignore[arg-type]
+                draft.area[start : start + data_bytes] = data if isinstance(data, bytes) else ffi.buffer(data)
             return draft.publish(kind, len(meta), deadline_ns)
 
     def draft(self, total_bytes: int, ticket: int | None = None) -> Draft | int:

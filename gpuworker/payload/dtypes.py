@@ -63,7 +63,7 @@ def restore_dtype(spec: Any) -> np.dtype[Any]:
         extents = tuple(map(operator.index, shape))  # numbers only: (dtype, tuple) has other meanings too
         formats.append(np.dtype((element, extents)) if extents else element)
         offsets.append(offset)
-        titles.append(title[0] if title else None)
+        titles.append(str.__str__(title[0]) if title else None)  # numpy would take anything, even what cannot be hashed
     description = {"names": names, "formats": formats, "offsets": offsets, "itemsize": itemsize}
     if any(titles):
         description["titles"] = titles

@@ -74,7 +74,7 @@ class Segment:
             if problem:
                 raise SegmentError(f"the segment of worker {name!r} cannot be used: {_NOT_OURS.get(problem, os.strerror(-problem))}")
         except BaseException:
-            os.close(fd)
+            self.close()
             raise
         self._base = base
         self.port = ffi.gc(lib.gw_open(base), lib.gw_close)

@@ -176,7 +176,7 @@ class Owner:
         if isinstance(data, Parts):
             data.write(area[start:total])
         else:
-            area[start:total] = data if isinstance(data, bytes) else memoryview(data)
+            area[start:total] = data if isinstance(data, bytes) else ffi.buffer(data)
         lib.gw_responded(self._port, ticket, describe(kind, len(meta), total))
 
     def _log_failure(self, error: Exception, count: int) -> None:

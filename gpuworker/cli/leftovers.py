@@ -1,0 +1,75 @@
+"""What dead processes have left in /dev/shm: segments, files of large payloads, half-made segments."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Collection, Iterable
+
+from gpuworker.cli.doctor import Check
+from gpuworker.cli.text import count, size
+from gpuworker.errors import GpuWorkerError
+from gpuworker.segment import Segment, names, worker_names
+
+_BESIDE = re.compile(rf"{names.PREFIX}([A-Za-z0-9_-]+)\.(?:spill-.*|new-(\d+))")
+
+
+def leftovers() -> list[Check]:
+    """One line for each dead worker and for each name that has only payload files; a live owner sweeps its own."""
+    alive, dead, unknown = [], [], []
+    for name in worker_names():
+        try:
+            (dead if Segment.attach(name, read_only=True).owner_is_dead() else alive).append(name)
+        except (GpuWorkerError, OSError) as error:
+            unknown.append(Check("leftovers", "OK", f"worker {name!r} cannot be looked into: {error}"))
+    sizes = sizes_of(os.listdir(names.SHM_DIR))
+    found = judge(sizes, alive, dead, {pid for pid in pids_of(sizes) if os.path.exists(f"/proc/{pid}")})
+    return unknown + found or [Check("leftovers", "OK", f"none; {count(len(alive), 'worker')} running")]
+
+
+def sizes_of(files: Iterable[str]) -> dict[str, int]:
+    """Bytes of memory that each of our files takes."""
+    found = {}
+    for file in files:
+        if file.startswith(names.PREFIX):
+            with contextlib.suppress(FileNotFoundError):
+                found[file] = os.lstat(f"{names.SHM_DIR}/{file}").st_blocks * 512
+    return found
+
+
+def pids_of(files: Iterable[str]) -> set[str]:
+    """The processes that half-made segments are named after."""
+    return {match[2] for match in map(_BESIDE.fullmatch, files) if match and match[2]}
+
+
+def judge(sizes: dict[str, int], alive: Collection[str], dead: Collection[str], living_pids: Collection[str]) -> list[Check]:
+    """sizes: of all files; alive, dead: names of workers; living_pids: those among `pids_of(sizes)` that still run."""
+    found = []
+    for name in dead:
+        segment, spills = sizes.get(names.PREFIX + name, 0), [n for file, n in sizes.items() if file.startswith(f"{names.PREFIX}{name}.spill-")]
+        more = f" and {count(len(spills), 'payload file')} of {size(sum(spills))}" if spills else ""
+        found.append(
+            Check(
+                "leftovers", "WARN", f"worker {name!r} is dead; its segment of {size(segment)}{more} is still there",
+                f"the next start of the same name takes it over, with the requests that were queued; if there will be none: rm {path(name)} {path(name)}.*",
+            )
+        )  # fmt: skip
+    orphans: dict[str, list[int]] = {}
+    for file, n in sizes.items():
+        match = _BESIDE.fullmatch(file)
+        if match and match[2] not in living_pids and (match[2] or match[1] not in (*alive, *dead)):
+            orphans.setdefault(match[1], []).append(n)
+    for name, parts in orphans.items():
+        found.append(
+            Check(
+                "leftovers", "WARN", f"{count(len(parts), 'file')} of {size(sum(parts))} of worker {name!r}, which no longer needs them",
+                f"the next start of the same name removes them; if there will be none: rm {path(name)}.*",
+            )
+        )  # fmt: skip
+    return found
+
+
+def path(name: str) -> str:
+    """The file of a worker's segment."""
+    return names.shm_path(names.shm_name(name))

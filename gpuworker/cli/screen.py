@@ -1,0 +1,155 @@
+"""One worker's statistics on a screen of 80 columns. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from gpuworker.cli.target import condition
+from gpuworker.cli.text import bar, count, rate, span, table
+from gpuworker.segment.stats import Histogram, Stats
+
+COUNTERS = (
+    ("submitted", "completed"), ("rejected", "failed"), ("expired", "cancelled"), ("fallbacks", "abandoned"), ("requeued", "reaped_clients"),
+)  # fmt: skip
+STAGES = {
+    "claim_wait": "for a free slot",
+    "queue_wait": "for the owner to see it",
+    "batch_wait": "for its batch to leave",
+    "run": "run_batch",
+    "wake": "for its caller to run again",
+}
+MAX_SIZE_ROWS, MAX_CLIENT_ROWS = 10, 8
+BAR_WIDTH = 36
+
+
+@dataclasses.dataclass(frozen=True)
+class Interval:
+    """What happened between two readings: the same statistics, counted from the first one on."""
+
+    elapsed_s: float
+    stats: Stats
+
+    @classmethod
+    def between(cls, before: Stats, now: Stats, elapsed_s: float) -> Interval | None:
+        """None where the two do not belong together: another owner, or a new segment."""
+        if before.owner_pid != now.owner_pid or now.submitted < before.submitted or now.batches < before.batches or elapsed_s <= 0:
+            return None
+        change = {name: max(getattr(now, name) - getattr(before, name), 0) for row in COUNTERS for name in row}
+        batches = now.batches - before.batches
+        answered = change["completed"] + change["failed"] + change["abandoned"]
+        return cls(
+            elapsed_s,
+            dataclasses.replace(
+                now,
+                **change,
+                batches=batches,
+                mean_batch_size=answered / batches if batches else 0.0,
+                batch_sizes=less(now.batch_sizes, before.batch_sizes),
+                dispatch_reasons=less(now.dispatch_reasons, before.dispatch_reasons),
+                **{stage: later(getattr(now, stage), getattr(before, stage)) for stage in STAGES},
+            ),
+        )
+
+
+def less(now: dict[str, int], before: dict[str, int]) -> dict[str, int]:
+    """The counts that grew, by how much."""
+    return {name: grown for name, n in now.items() if (grown := n - before.get(name, 0)) > 0}
+
+
+def later(now: Histogram, before: Histogram) -> Histogram:
+    """The histogram of what came after `before`."""
+    buckets = [max(a - b, 0) for a, b in zip(now.buckets, before.buckets, strict=True)]
+    total_us = now.mean_us * now.count - before.mean_us * before.count
+    return Histogram.of([*buckets, max(round(total_us * 1e3), 0), max(now.count - before.count, 0)])
+
+
+def lines(stats: Stats, recent: Interval | None = None) -> list[str]:
+    """The screen. With `recent`: totals with rates; waits and batches of the interval alone."""
+    shown = recent.stats if recent else stats
+    since = f" in the last {span(recent.elapsed_s)}" if recent else ""
+    return [
+        *heading(stats), "",
+        "requests", *requests(stats, recent), "",
+        f"waits{since}", *waits(shown), "",
+        f"batches{since}: {batches(shown, recent)}", *sizes(shown), "",
+        f"slots: {stats.slots_in_use} of {stats.capacity} in use by {count(len(stats.clients), 'client process', 'client processes')}",
+        *occupancy(stats),
+    ]  # fmt: skip
+
+
+def heading(stats: Stats) -> list[str]:
+    """Who it is, and what is remarkable about it now."""
+    state = condition(stats)
+    up = "" if state == "dead" else f", up {span(stats.uptime_s)}"
+    found = [f"worker {stats.name}: {state}, process {stats.owner_pid}{up}", f"handler {stats.handler or '(not known yet)'}"]
+    if state == "dead":
+        found.append(f"it died while {stats.state}{last_sign(stats)}; the next start of this name takes over")
+    elif state == "silent":
+        found.append(f"no heartbeat for {span(stats.heartbeat_age_s)}: its handler holds the GIL, or the process is stopped")
+    if stats.batch_running_s and state != "dead":
+        found.append(f"a batch has been running for {span(stats.batch_running_s)}")
+    return found
+
+
+def last_sign(stats: Stats) -> str:
+    """When a dead owner was last heard of; nothing for one that never was."""
+    return f", last heard of {span(stats.heartbeat_age_s)} ago" if stats.heartbeat_age_s else ""
+
+
+def requests(stats: Stats, recent: Interval | None) -> list[str]:
+    """Counts by outcome, two to a line; what never happened and rarely does is left out."""
+    rows = []
+    for pair in COUNTERS:
+        if pair not in COUNTERS[3:] or any(getattr(stats, name) for name in pair):
+            cells: list[str] = []
+            for name in pair:
+                per_s = rate(getattr(recent.stats, name) / recent.elapsed_s) if recent else ""
+                cells += [name.replace("_", " "), f"{getattr(stats, name):,}", per_s, "  "]
+            rows.append(cells[:-1])
+    return table(rows, "<>><<>>", "  ")
+
+
+def waits(stats: Stats) -> list[str]:
+    """Where a request spends its time, stage by stage."""
+    rows = [("", "", "p50", "p99", "mean", "count")]
+    for stage, what in STAGES.items():
+        h: Histogram = getattr(stats, stage)
+        times = [span(us / 1e6) if h.count else "-" for us in (h.p50_us, h.p99_us, h.mean_us)]
+        rows.append((stage.removesuffix("_wait"), what, times[0], times[1], times[2], f"{h.count:,}"))
+    return table(rows, "<<>>>>", "  ")
+
+
+def batches(stats: Stats, recent: Interval | None) -> str:
+    """How many batches of what size left why."""
+    if not stats.batches:
+        return "none"
+    per_s = f" ({rate(stats.batches / recent.elapsed_s)})" if recent else ""
+    most = stats.options.get("max_batch_size", "?")
+    total = sum(stats.dispatch_reasons.values())
+    why = ", ".join(f"{reason} {n / total:.0%}" for reason, n in sorted(stats.dispatch_reasons.items(), key=lambda item: -item[1]) if n)
+    return f"{stats.batches:,}{per_s}, mean size {stats.mean_batch_size:.3g} of {most}; left because: {why or '?'}"
+
+
+def sizes(stats: Stats) -> list[str]:
+    """Batch sizes as bars; by powers of two where there are many sizes."""
+    groups = stats.batch_sizes
+    if len(groups) > MAX_SIZE_ROWS:
+        groups = {}
+        for label, n in stats.batch_sizes.items():
+            low = 1 << (int(label.partition("-")[0]).bit_length() - 1)
+            high = min(2 * low - 1, max(int(stats.options.get("max_batch_size", 2 * low - 1)), low))
+            group = f"{low}-{high}" if high > low else f"{low}"
+            groups[group] = groups.get(group, 0) + n
+    total = sum(groups.values())
+    return table([(size, f"{n:,}", f"{n / total:.0%}", bar(n, total, BAR_WIDTH)) for size, n in groups.items()], ">>><", "  ")
+
+
+def occupancy(stats: Stats) -> list[str]:
+    """Slots held by each client process, the greediest first."""
+    clients = sorted(stats.clients, key=lambda client: (-client.slots_held, client.pid))
+    rows = [(f"{c.pid}", f"{c.slots_held:,}", bar(c.slots_held, stats.capacity, BAR_WIDTH)) for c in clients[:MAX_CLIENT_ROWS]]
+    found = table([("pid", "slots", ""), *rows], "<><", "  ") if rows else []
+    rest = clients[MAX_CLIENT_ROWS:]
+    if rest:
+        found.append(f"  and {len(rest):,} more with {count(sum(client.slots_held for client in rest), 'slot')}")
+    return found

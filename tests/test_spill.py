@@ -1,0 +1,93 @@
+"""Payloads that do not fit a slot."""
+
+import os
+
+import numpy as np
+import pytest
+
+import gpuworker
+from tests.conftest import Gate, eventually, shm_files
+
+
+def spills(worker):
+    return [name for name in shm_files() if name.startswith(f"gpuworker-{worker.name}.spill-")]
+
+
+@pytest.fixture
+def small(in_process):
+    def start(handler, **options):
+        return in_process(handler, **{"max_request_bytes": 4096, "max_response_bytes": 4096, "max_payload_bytes": 1 << 20, **options})
+
+    return start
+
+
+def test_exactly_a_slot_fits_and_one_byte_more_travels_beside_it(small, gate):
+    worker = small(gate.run_batch)
+    client = worker.connect()
+    for size in (4095, 4096, 4097, 100_000, 1 << 20):
+        payload = os.urandom(size)
+        assert client.submit(payload) == payload
+    assert spills(worker) == []
+
+
+def test_larger_than_max_payload_is_refused_with_nothing_enqueued(small, gate):
+    worker = small(gate.run_batch)
+    client = worker.connect()
+    with pytest.raises(gpuworker.PayloadTooLarge) as caught:
+        client.submit(bytes((1 << 20) + 1))
+    assert (caught.value.size, caught.value.limit) == ((1 << 20) + 1, 1 << 20)
+    assert worker.stats().submitted == 0
+    assert worker.stats().slots_in_use == 0
+
+
+def test_a_response_larger_than_max_payload_is_that_requests_error(small):
+    client = small(lambda requests: [bytes(request) for request in requests]).connect()
+    with pytest.raises(gpuworker.PayloadTooLarge, match="response"):
+        client.submit((1 << 20) + 1)
+    assert client.submit(5) == bytes(5)
+
+
+def test_without_room_for_spilling_the_slot_is_the_limit(small, gate):
+    client = small(gate.run_batch, max_payload_bytes=0).connect()
+    assert client.submit(bytes(4096)) == bytes(4096)
+    with pytest.raises(gpuworker.PayloadTooLarge):
+        client.submit(bytes(4097))
+
+
+def test_arrays_and_trees_of_arrays_spill(small, gate):
+    worker = small(gate.run_batch)
+    client = worker.connect()
+    big = np.arange(60_000, dtype="i8").reshape(300, 200)
+    np.testing.assert_array_equal(client.submit(big), big)
+    np.testing.assert_array_equal(client.submit(big.T[::2]), big.T[::2])
+    answer = client.submit({"ids": big, "mask": big > 7})
+    np.testing.assert_array_equal(answer["ids"], big)
+    np.testing.assert_array_equal(answer["mask"], big > 7)
+    assert spills(worker) == []
+
+
+def test_a_cancelled_spilled_request_leaves_no_file(small):
+    gate = Gate(is_open=False)
+    worker = small(gate.run_batch)
+    client = worker.connect()
+    running = client.enqueue(bytes(10_000))
+    gate.wait_entered()
+    queued = client.enqueue(bytes(20_000))
+    assert len(spills(worker)) == 2
+    assert queued.cancel()
+    assert len(spills(worker)) == 1
+    assert running.cancel()
+    gate.open()
+    eventually(lambda: spills(worker) == [])
+
+
+def test_a_spill_that_finds_no_memory_is_that_requests_error(small, gate):
+    worker = small(gate.run_batch, max_payload_bytes=1 << 35)
+    client = worker.connect()
+    with pytest.raises(gpuworker.SegmentError, match="free in /dev/shm"), client.reserve((1 << 35) - 64, "u1", timeout=5):
+        pass
+    with pytest.raises(gpuworker.PayloadTooLarge), client.reserve(1 << 36, "u1"):
+        pass
+    assert worker.stats().slots_in_use == 0
+    assert client.submit("small") == "small"
+    assert spills(worker) == []
