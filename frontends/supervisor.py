@@ -17,7 +17,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 import gpuworker
@@ -86,44 +85,70 @@ class Supervisor:
 
 
 def main(status_fd: int, job: dict[str, Any]) -> int:
-    """The supervising process."""
-    for number in (signal.SIGINT, signal.SIGHUP):  # they reach the whole terminal group: the master decides. The owner inherits this
+    """The supervising process: starts owner after owner until SIGTERM. Tells its parent once: the first owner's pid, or why there is none."""
+    end_with_parent(job["parent_pid"])
+    status = os.fdopen(status_fd, "w")
+
+    def tell(**message: object) -> None:
+        if not status.closed:
+            with status:
+                json.dump(message, status)
+
+    name = job["name"]
+    if job["standby"] and (pid := live_owner(name)):
+        tell(pid=pid)
+        while live_owner(name):
+            time.sleep(STANDBY_POLL_S)
+    pause_s = FIRST_PAUSE_S
+    while True:
+        started_s = time.monotonic()
+        try:
+            with gpuworker.Worker(job["handler"], name=name, **job["options"]) as worker:
+                pid = worker.pid or 0
+                tell(pid=pid)
+                log.warning("the owner of worker %s (pid %d) %s", name, pid, end_of(pid))
+        except Exception as error:
+            if not status.closed:
+                tell(error=str(error) if isinstance(error, GpuWorkerError) else f"{type(error).__name__}: {error}")
+                return 1
+            log.error("no new owner of worker %s: %s", name, error)
+        if time.monotonic() - started_s >= STABLE_S:
+            pause_s = FIRST_PAUSE_S
+        log.warning("starting an owner of worker %s in %g s", name, pause_s)
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+
+def end_with_parent(parent_pid: int) -> None:
+    """SIGTERM, from whomever, ends this process and drains its owner; the kernel sends it when the parent is gone."""
+    for number in (signal.SIGINT, signal.SIGHUP):  # these reach a terminal's whole process group: the master decides. The owner inherits this
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
-    logging.basicConfig(level=os.environ.get("GPUWORKER_LOG", "WARNING"), format="%(asctime)s %(name)s[%(process)d] %(levelname)s %(message)s")
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != job["parent_pid"]:  # it died before we asked
-        return 1
+    if os.getppid() != parent_pid:
+        sys.exit("the process that started this supervisor is gone")
 
-    def report(**message: object) -> None:
-        nonlocal status_fd
-        if status_fd >= 0:
-            os.write(status_fd, json.dumps(message).encode() + b"\n")
-            os.close(status_fd)
-            status_fd = -1
 
-    if job["standby"] and (pid := live_owner(job["name"])):
-        report(pid=pid)
-        while live_owner(job["name"]):
-            time.sleep(STANDBY_POLL_S)
+def live_owner(name: str) -> int:
+    """Pid of the process that owns `name`; 0 when there is none."""
     try:
-        run_owner(job, lambda pid: report(pid=pid))
-    except Exception as error:
-        if status_fd >= 0:
-            report(error=str(error) if isinstance(error, GpuWorkerError) else f"{type(error).__name__}: {error}")
-            return 1
-        log.exception("worker %s", job["name"])
-    keep_running(job)
-    return 0
+        stats = Stats.of(name)
+    except GpuWorkerError:
+        return 0
+    return stats.owner_pid if stats.owner_alive else 0
 
 
-def keep_running(job: dict[str, Any]) -> None:
-    """Starts owners for ever, with growing pauses between those that die young."""
-
-
-def run_owner(job: dict[str, Any], on_ready: Callable[[int], None]) -> None:
-    """One life of an owner, from its start to its end."""
+def end_of(pid: int) -> str:
+    """Waits until this child has ended. -> how, in words. It is left for its Popen to reap."""
+    try:
+        end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    except ChildProcessError:
+        end = None
+    if end is None:
+        return "ended at once"
+    return f"exited with status {end.si_status}" if end.si_code == os.CLD_EXITED else f"was killed by {signal.Signals(end.si_status).name}"
 
 
 if __name__ == "__main__":
+    logging.basicConfig(level=os.environ.get("GPUWORKER_LOG", "WARNING"), format="%(asctime)s %(name)s[%(process)d] %(levelname)s %(message)s")
     sys.exit(main(int(sys.argv[1]), json.loads(sys.argv[2])))

@@ -29,8 +29,8 @@ TORCH_TIMEOUT_S = 60.0
 SELF_TEST_REQUESTS = 200
 PROBE_TORCH = """
 import json, torch
-cuda = torch.cuda.is_available()
-print(json.dumps({"built_for": torch.version.cuda, "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if cuda else []}))
+count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+print(json.dumps({"built_for": torch.version.cuda, "devices": [torch.cuda.get_device_name(i) for i in range(count)]}))
 """
 
 
@@ -51,14 +51,14 @@ def kernel() -> Check:
     with contextlib.suppress(OSError):
         os.close(os.pidfd_open(os.getpid()))
         return judge_version("kernel", "Linux", os.uname().release, MIN_KERNEL, "pidfd_open", "use a newer kernel")
-    return Check("kernel", "FAIL", f"Linux {os.uname().release}: pidfd_open does not work here", "needs Linux 5.3, and a seccomp profile that allows it")
+    return Check("kernel", "FAIL", f"Linux {os.uname().release}: pidfd_open does not work", "use Linux 5.3 or newer, and a seccomp profile that allows it")
 
 
 def glibc() -> Check:
     """The C library that this interpreter runs with."""
     library, _, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
     if library != "glibc":
-        return Check("C library", "FAIL", f"not glibc ({platform.libc_ver()[0] or 'unknown'})", "use a base image with glibc: Debian, Ubuntu, RHEL, not Alpine")
+        return Check("C library", "FAIL", "not glibc", "use a base image that has it: Debian, Ubuntu or RHEL, not Alpine")
     return judge_version("C library", library, version, MIN_GLIBC, "sem_clockwait", "use a newer base image")
 
 
@@ -131,7 +131,7 @@ def self_test() -> Check:
             started = time.perf_counter()
             client.submit(b"ping", timeout=10)
             took_s.append(time.perf_counter() - started)
-    return Check("self-test", "OK", f"{SELF_TEST_REQUESTS} requests to a worker in this process, {span(statistics.median(took_s))} each at the median")
+    return Check("self-test", "OK", f"{SELF_TEST_REQUESTS} requests to a worker in this process took {span(statistics.median(took_s))} each (median)")
 
 
 def cores() -> Check:
@@ -190,7 +190,7 @@ def torch(probe: Callable[[], tuple[int, str, str]] | None = None) -> Check:
     try:
         code, out, err = (probe or probe_torch)()
     except subprocess.TimeoutExpired:
-        return Check("torch", "WARN", f"{version}: importing it and asking for CUDA took longer than {span(TORCH_TIMEOUT_S)}", "is the GPU driver stuck?")
+        return Check("torch", "WARN", f"{version} did not say within {span(TORCH_TIMEOUT_S)} whether it sees a GPU", "is the GPU driver stuck?")
     return judge_torch(version, code, out, err, os.path.exists("/dev/nvidiactl"))
 
 
@@ -204,11 +204,11 @@ def judge_torch(version: str, code: int, out: str, err: str, driver_there: bool)
     """No GPU is fine (everything runs on the CPU), unless there is one that torch cannot use."""
     said = (err.strip().splitlines() or [""])[-1]
     if code:
-        return Check("torch", "WARN", f"{version} cannot be imported: {said or f'exit code {code}'}", "handlers that need it will fail to load; reinstall it")
+        return Check("torch", "WARN", f"{version} cannot be used: {said or f'exit code {code}'}", "handlers that need it will fail to load; reinstall it")
     answer = json.loads(out.strip().splitlines()[-1])
     if answer["devices"]:
         return Check("torch", "OK", f"{version}, CUDA {answer['built_for']}: {', '.join(answer['devices'])}")
     if driver_there:
         why = said or ("it is built without CUDA" if answer["built_for"] is None else "torch says no more")
-        return Check("torch", "WARN", f"{version}: there is an NVIDIA driver, but torch sees no GPU: {why}", "install a torch that fits the driver (nvidia-smi)")
+        return Check("torch", "WARN", f"{version} sees no GPU, though there is an NVIDIA driver: {why}", "install a torch that fits the driver (nvidia-smi)")
     return Check("torch", "OK", f"{version}, no GPU: handlers run on the CPU")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import select
@@ -10,7 +11,7 @@ import signal
 import time
 from typing import Any
 
-from gpuworker.cli.target import Failed, attach, is_local, worker_name
+from gpuworker.cli.target import CommandError, attach, is_local, worker_name
 from gpuworker.cli.text import span
 from gpuworker.segment import Identity, Segment, State
 from gpuworker.segment.liveness import start_ticks
@@ -48,20 +49,20 @@ def seconds(text: str) -> float:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Stops the worker. Raises Failed when there is nothing to stop, or it does not stop."""
+    """Stops the worker. Raises CommandError when there is nothing to stop, or it does not stop."""
     segment = attach(args.name)
     owner = segment.owner()
     if segment.owner_is_dead():
-        raise Failed(f"worker {args.name!r} is not running: its process {owner.pid} has died; the next start of this name takes its segment over")
+        raise CommandError(f"worker {args.name!r} is not running: its process {owner.pid} has died; the next start of this name takes its segment over")
     if not is_local(segment):
-        raise Failed(f"worker {args.name!r} runs in another pid namespace (process {owner.pid} of another container or host); stop it from there")
+        raise CommandError(f"worker {args.name!r} runs in another pid namespace (process {owner.pid} of another container or host); stop it from there")
     pidfd = open_process(owner)
     if pidfd < 0:
-        raise Failed(f"worker {args.name!r} is not running: its process {owner.pid} has just ended")
+        raise CommandError(f"worker {args.name!r} is not running: its process {owner.pid} has just ended")
     try:
         stop(segment, owner.pid, pidfd, drain_limit_s(segment) if args.timeout_s is None else args.timeout_s, args.kill)
     except PermissionError:
-        raise Failed(f"worker {args.name!r}: this user may not signal process {owner.pid}") from None
+        raise CommandError(f"worker {args.name!r}: this user may not signal process {owner.pid}") from None
     finally:
         os.close(pidfd)
     return 0
@@ -89,7 +90,7 @@ def drain_limit_s(segment: Segment) -> float:
 
 
 def stop(segment: Segment, pid: int, pidfd: int, timeout_s: float, kill: bool) -> None:
-    """SIGTERM, wait, with `kill` SIGKILL and wait. Raises Failed when it is not gone then."""
+    """SIGTERM, wait, with `kill` SIGKILL and wait. Raises CommandError when it is not gone then."""
     worker, started = f"worker {segment.name!r} (process {pid})", time.monotonic()
     send(pidfd, signal.SIGTERM)
     if wait_until_gone(segment, pidfd, timeout_s):
@@ -97,19 +98,18 @@ def stop(segment: Segment, pid: int, pidfd: int, timeout_s: float, kill: bool) -
         print(f"{worker} has stopped after {span(time.monotonic() - started)}{lives_on}")
         return
     if not kill:
-        raise Failed(f"{worker} has not stopped within {span(timeout_s)}, it is {doing(segment)}; wait longer (--timeout-s), or end it by force (--kill)")
+        advice = "wait longer (--timeout-s), or end it by force (--kill)"
+        raise CommandError(f"{worker} has not stopped within {span(timeout_s)}, it is {doing(segment)}; {advice}")
     send(pidfd, signal.SIGKILL)
     if not has_ended(pidfd, KILL_WAIT_S * 1e3):
-        raise Failed(f"{worker} was killed and does not end: the kernel waits for something (a GPU driver, a disk)")
+        raise CommandError(f"{worker} was killed and does not end: the kernel waits for something (a GPU driver, a disk)")
     print(f"{worker} was killed after {span(timeout_s)}; the next start of this name takes its segment over")
 
 
 def send(pidfd: int, number: signal.Signals) -> None:
     """Signals the process, unless it is gone."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         signal.pidfd_send_signal(pidfd, number)
-    except ProcessLookupError:
-        pass
 
 
 def wait_until_gone(segment: Segment, pidfd: int, timeout_s: float) -> bool:

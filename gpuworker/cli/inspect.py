@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from gpuworker.cli import screen
-from gpuworker.cli.target import Failed, attach, condition, is_local, worker_name
+from gpuworker.cli.target import CommandError, attach, condition, is_local, worker_name
 from gpuworker.cli.text import WIDTH, shorten, span, table
 from gpuworker.errors import SegmentError, WorkerNotFound
 from gpuworker.segment import worker_names
@@ -21,7 +21,7 @@ HOME_AND_CLEAR = "\x1b[H\x1b[J"
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One worker in the list. `state`: starting, serving, draining, silent, dead or unusable (`problem` says why); `local`: its pid is one of ours."""
+    """One worker in the list. `state`: as `condition` has it, or "unusable" (`problem` says why); `local`: its pid is of our pid namespace."""
 
     name: str
     state: str
@@ -41,7 +41,7 @@ def add_to(commands: Any) -> None:
     lister.add_argument("--json", action="store_true", help="print a JSON array")
     lister.set_defaults(run=run_list)
     stats = commands.add_parser(
-        "stats", help="how a worker is doing", description="What a worker has done so far, and where its requests spend their time.", allow_abbrev=False
+        "stats", help="how a worker is doing", description="What a worker has done, and where its requests spend their time.", allow_abbrev=False
     )
     stats.add_argument("name", metavar="NAME", type=worker_name)
     stats.add_argument("--json", action="store_true", help="print one JSON document (with --watch, one a line)")
@@ -116,7 +116,7 @@ def run_stats(args: argparse.Namespace) -> int:
         except WorkerNotFound:
             if before is None:
                 raise
-            raise Failed(f"worker {args.name!r} is gone") from None
+            raise CommandError(f"worker {args.name!r} is gone") from None
         if args.json:
             print(json.dumps(now[1].to_dict(), indent=None if args.watch else 2), flush=True)
         else:

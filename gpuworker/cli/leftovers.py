@@ -17,7 +17,9 @@ _BESIDE = re.compile(rf"{names.PREFIX}([A-Za-z0-9_-]+)\.(?:spill-.*|new-(\d+))")
 
 def leftovers() -> list[Check]:
     """One line for each dead worker and for each name that has only payload files; a live owner sweeps its own."""
-    alive, dead, unknown = [], [], []
+    alive: list[str] = []
+    dead: list[str] = []
+    unknown: list[Check] = []
     for name in worker_names():
         try:
             (dead if Segment.attach(name, read_only=True).owner_is_dead() else alive).append(name)
@@ -49,24 +51,17 @@ def judge(sizes: dict[str, int], alive: Collection[str], dead: Collection[str], 
     for name in dead:
         segment, spills = sizes.get(names.PREFIX + name, 0), [n for file, n in sizes.items() if file.startswith(f"{names.PREFIX}{name}.spill-")]
         more = f" and {count(len(spills), 'payload file')} of {size(sum(spills))}" if spills else ""
-        found.append(
-            Check(
-                "leftovers", "WARN", f"worker {name!r} is dead; its segment of {size(segment)}{more} is still there",
-                f"the next start of the same name takes it over, with the requests that were queued; if there will be none: rm {path(name)} {path(name)}.*",
-            )
-        )  # fmt: skip
+        what = f"worker {name!r} is dead; its segment of {size(segment)}{more} is still there"
+        advice = "the next start of the same name takes it over, with the requests that were queued; if there will be none: rm"
+        found.append(Check("leftovers", "WARN", what, f"{advice} {path(name)}{f' {path(name)}.*' if spills else ''}"))
     orphans: dict[str, list[int]] = {}
     for file, n in sizes.items():
         match = _BESIDE.fullmatch(file)
         if match and match[2] not in living_pids and (match[2] or match[1] not in (*alive, *dead)):
             orphans.setdefault(match[1], []).append(n)
     for name, parts in orphans.items():
-        found.append(
-            Check(
-                "leftovers", "WARN", f"{count(len(parts), 'file')} of {size(sum(parts))} of worker {name!r}, which no longer needs them",
-                f"the next start of the same name removes them; if there will be none: rm {path(name)}.*",
-            )
-        )  # fmt: skip
+        what = f"{count(len(parts), 'file')} of {size(sum(parts))} that worker {name!r} no longer needs"
+        found.append(Check("leftovers", "WARN", what, f"the next start of the same name removes them; if there will be none: rm {path(name)}.*"))
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from gpuworker.cli.target import condition
 from gpuworker.cli.text import bar, count, rate, span, table
@@ -34,21 +35,13 @@ class Interval:
         """None where the two do not belong together: another owner, or a new segment."""
         if before.owner_pid != now.owner_pid or now.submitted < before.submitted or now.batches < before.batches or elapsed_s <= 0:
             return None
-        change = {name: max(getattr(now, name) - getattr(before, name), 0) for row in COUNTERS for name in row}
+        change: dict[str, Any] = {name: max(getattr(now, name) - getattr(before, name), 0) for row in COUNTERS for name in row}
         batches = now.batches - before.batches
         answered = change["completed"] + change["failed"] + change["abandoned"]
-        return cls(
-            elapsed_s,
-            dataclasses.replace(
-                now,
-                **change,
-                batches=batches,
-                mean_batch_size=answered / batches if batches else 0.0,
-                batch_sizes=less(now.batch_sizes, before.batch_sizes),
-                dispatch_reasons=less(now.dispatch_reasons, before.dispatch_reasons),
-                **{stage: later(getattr(now, stage), getattr(before, stage)) for stage in STAGES},
-            ),
-        )
+        change |= {stage: later(getattr(now, stage), getattr(before, stage)) for stage in STAGES}
+        change |= {name: less(getattr(now, name), getattr(before, name)) for name in ("batch_sizes", "dispatch_reasons")}
+        change |= {"batches": batches, "mean_batch_size": answered / batches if batches else 0.0}
+        return cls(elapsed_s, dataclasses.replace(now, **change))
 
 
 def less(now: dict[str, int], before: dict[str, int]) -> dict[str, int]:

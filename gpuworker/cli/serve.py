@@ -16,12 +16,14 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 import gpuworker
-from gpuworker.cli.target import Failed, worker_name
+from gpuworker.cli.target import CommandError, worker_name
 from gpuworker.errors import GpuWorkerError
 from gpuworker.worker import WorkerOptions
 from gpuworker.worker.handler import Handler
+from gpuworker.worker.serve import serve as become_owner
 
 log = logging.getLogger("gpuworker")
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s[%(process)d]: %(message)s"
 
 _OURS = (os.path.dirname(gpuworker.__file__) + os.sep, "<frozen importlib", os.path.dirname(os.__file__) + "/importlib/")
 
@@ -89,21 +91,21 @@ def metavar(name: str, kind: type, doc: str) -> str:
 
 def run(args: argparse.Namespace) -> int:
     """Serves. A mistake in the command is one line; an error of the handler's own code is shown with its traceback."""
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s[%(process)d]: %(message)s", level=logging.INFO if args.verbose else logging.WARNING)
+    logging.basicConfig(format=LOG_FORMAT, level=logging.INFO if args.verbose else logging.WARNING)
     log.setLevel(logging.DEBUG if args.verbose else logging.INFO)
     options = {field.name: getattr(args, field.name) for field in dataclasses.fields(WorkerOptions) if hasattr(args, field.name)}
     try:
         log.debug("options: %s", WorkerOptions.of(options))
     except ValueError as error:
-        raise Failed(str(error)) from None
+        raise CommandError(str(error)) from None
     try:
         Handler(args.handler)
     except Exception as error:
         if isinstance(error, (ValueError, TypeError, ImportError, AttributeError)) and not isinstance(error, SyntaxError) and not users_part(error):
-            raise Failed(str(error) if args.handler in str(error) else f"handler {args.handler!r}: {error}") from None
+            raise CommandError(str(error) if args.handler in str(error) else f"handler {args.handler!r}: {error}") from None
         show(error, "importing the handler failed")
     try:
-        gpuworker.serve(args.handler, name=args.name, **options)
+        become_owner(args.handler, name=args.name, **options)
     except GpuWorkerError as error:
         if args.verbose or users_part(error):
             show(error, "the handler failed")
@@ -114,9 +116,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def show(error: Exception, what: str) -> NoReturn:
-    """Prints the traceback, without our frames above the user's, and raises Failed."""
+    """Prints the traceback, without our frames above the user's, and raises CommandError."""
     traceback.print_exception(type(error), error, users_part(error) or error.__traceback__)
-    raise Failed(what) from None
+    raise CommandError(what) from None
 
 
 def users_part(error: BaseException) -> TracebackType | None:

@@ -14,7 +14,7 @@ SILENT_S = 5.0
 """A serving owner writes its heartbeat ten times a second, unless its handler holds the GIL."""
 
 
-class Failed(GpuWorkerError):
+class CommandError(GpuWorkerError):
     """The command could not do what it was asked to; the message is the line for stderr."""
 
 

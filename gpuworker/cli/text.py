@@ -17,7 +17,7 @@ def span(seconds: float) -> str:
     if seconds < 119.5:
         return f"{seconds:.3g} s"
     left = round(seconds)
-    parts = []
+    parts: list[str] = []
     for unit, whole_s in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
         count, left = divmod(left, whole_s)
         if count or parts:
@@ -29,11 +29,10 @@ def size(size_bytes: float) -> str:
     """A number of bytes: "512 bytes", "33.1 MiB"."""
     if size_bytes < 1000:
         return f"{size_bytes:.0f} bytes"
-    for unit in ("KiB", "MiB", "GiB", "TiB"):
-        size_bytes /= 1024
-        if size_bytes < 999.5:
-            break
-    return f"{size_bytes:.3g} {unit}"
+    units = ["KiB", "MiB", "GiB", "TiB"]
+    while (size_bytes := size_bytes / 1024) >= 999.5 and len(units) > 1:
+        units.pop(0)
+    return f"{size_bytes:.3g} {units[0]}"
 
 
 def rate(per_s: float) -> str:

@@ -20,6 +20,7 @@ CBuffer: TypeAlias = Any  # what ffi.from_buffer returns: the memory of a Python
 Data: TypeAlias = "bytes | CBuffer | Parts"
 
 LINE = 64
+ARRAY = 1  # msgpack extension code of a reference to an array, see tree.py
 MAX_META_BYTES: int = lib.GW_MAX_META
 _MAX_LAYOUT_BYTES = 16384  # of one description: bounds what the caches below hold
 _SMALL_BYTES = 4096  # up to here a second copy is cheaper than a Python call per array
@@ -52,9 +53,6 @@ class Layout:
         self.data_offset = align(len(meta))
         self.total_bytes = self.data_offset + self.data_bytes
         self.reference = msgpack.Ext(ARRAY, meta)  # stands for the array in a tree
-
-
-ARRAY = 1  # extension code, see tree.py
 
 
 @lru_cache(1024)

@@ -1,0 +1,104 @@
+"""What an HTTP frontend answers: JSON, and which status stands for which error. Knows nothing of WSGI or ASGI.
+
+    400  the body is no JSON, or the handler raised ValueError or TypeError (or a builtin kind of them) for this request; the message is its own
+    413  the body or the request is too large
+    500  anything else the handler raised, or an answer that has no JSON form; the message says nothing of its cause
+    503  no free slot (Retry-After from the backlog), or no owner that takes requests
+    504  no answer in time; "stage" says how far the request came
+
+The body of an error is {"error": {"type": ..., "message": ...}}. Arrays become (nested) lists, numpy scalars numbers, bytes base64 text, and nan and
+infinities null.
+"""
+
+from __future__ import annotations
+
+import math
+from http import HTTPStatus
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from gpuworker.errors import (
+    DeadlineExceeded,
+    GpuWorkerError,
+    PayloadTooLarge,
+    QueueFull,
+    RemoteError,
+    UnsupportedPayload,
+    WorkerDied,
+    WorkerDraining,
+    WorkerNotFound,
+)
+
+RETRY_AFTER_S = 1  # while there is no owner: nobody knows how long its handler takes to load
+
+
+class Reply(NamedTuple):
+    """A whole response."""
+
+    status: HTTPStatus
+    body: bytes
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+class Refusal(Exception):
+    """A request that does not reach the worker."""
+
+    def __init__(self, status: HTTPStatus, message: str, *headers: tuple[str, str]) -> None:
+        super().__init__(message)
+        self.status, self.headers = status, headers
+
+
+def parse(body: bytes) -> Any:
+    """The JSON value in a request's body. Raises Refusal."""
+    try:
+        return msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise Refusal(HTTPStatus.BAD_REQUEST, f"the body is not JSON: {error}") from None
+
+
+def success(answer: Any, status: HTTPStatus = HTTPStatus.OK) -> Reply:
+    """Raises UnsupportedPayload for an answer that has no JSON form."""
+    try:
+        return Reply(status, _encode(answer))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UnsupportedPayload(f"the handler's answer has no JSON form: {error}") from error
+
+
+def failure(error: Exception, was_sent: bool) -> Reply:
+    """`was_sent`: the worker had the request, so what cannot cross is the answer, and no fault of the client's."""
+    if isinstance(error, Refusal):
+        return _error(error.status, error.status.phrase.replace(" ", ""), str(error), error.headers)
+    kind = type(error).__name__
+    if isinstance(error, QueueFull):
+        after_ms = max(error.retry_after_ms, 1.0)
+        return _unavailable(kind, "all places are taken", math.ceil(after_ms / 1000), retry_after_ms=round(after_ms, 3))
+    if isinstance(error, (WorkerNotFound, WorkerDied, WorkerDraining)):
+        return _unavailable(kind, "the model is not available at the moment", RETRY_AFTER_S)
+    if isinstance(error, DeadlineExceeded):
+        return _error(HTTPStatus.GATEWAY_TIMEOUT, kind, "no answer within the time limit", stage=error.stage)
+    if isinstance(error, PayloadTooLarge) and not was_sent:
+        return _error(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, kind, "the request is too large")
+    if isinstance(error, (ValueError, TypeError)) and not (was_sent and isinstance(error, GpuWorkerError)):
+        return _error(HTTPStatus.BAD_REQUEST, kind, str(error))
+    if isinstance(error, RemoteError):
+        kind = error.type.rpartition(".")[2]
+    return _error(HTTPStatus.INTERNAL_SERVER_ERROR, kind, "the request failed; the server's log says why")
+
+
+def _unavailable(kind: str, message: str, after_s: int, **more: Any) -> Reply:
+    return _error(HTTPStatus.SERVICE_UNAVAILABLE, kind, message, (("Retry-After", str(after_s)),), **more)
+
+
+def _error(status: HTTPStatus, kind: str, message: str, headers: tuple[tuple[str, str], ...] = (), **more: Any) -> Reply:
+    return Reply(status, _encode({"error": {"type": kind, "message": message, **more}}), headers)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (np.ndarray, np.generic)):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} is no JSON value")
+
+
+_encode = msgspec.json.Encoder(enc_hook=_plain).encode
