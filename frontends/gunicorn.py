@@ -16,8 +16,8 @@ without, call the same owner. A configuration with hooks of its own calls ours i
 What happens when:
 - gunicorn starts: the owner loads its handler before the port is opened; if it cannot, gunicorn logs the handler's traceback and exits with status 1.
   `--preload` imports the application even before that, so requests may be sent from requests, not from module level.
-- HUP: workers are replaced, the owner stays. A changed handler or option is logged as needing a restart; a sidecar that is new in the file is started.
-- the owner dies: it is started again, after 0.5 s and then after longer and longer pauses (frontends/supervisor.py). Requests fail at once until then.
+- HUP: workers are replaced, the owner stays. A changed handler or option is logged as needing a restart; a sidecar new in the file is started.
+- the owner dies: another is started, after 0.5 s and then after longer and longer pauses (frontends/supervisor.py). Until then requests fail fast.
 - gunicorn is told to stop: the workers finish their requests, then the owner drains and ends. It also ends when the master is killed.
 - USR2: the new master's workers go on with the old master's owner; when the old master ends, its owner does, and the new master starts one with the
   new code. Requests fail while that loads. Where two owners fit the GPU, a `name` that differs from release to release upgrades without that gap.
@@ -34,7 +34,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from gpuworker.errors import GpuWorkerError
-from gpuworker.frontends.supervisor import Supervisor
+
+from .supervisor import Supervisor
 
 _supervisors: dict[str, Supervisor] = {}  # of this master, by worker name. Here, because HUP executes gunicorn.conf.py again
 
@@ -71,7 +72,7 @@ def sidecar(handler: str, *, name: str, **options: Any) -> Hooks:
             except GpuWorkerError as error:  # a reload should not end a service
                 server.log.error("%s", error)
         elif running.job != wanted.job:
-            server.log.warning("worker %s goes on as it was started, with %s: the changed configuration needs a restart of gunicorn", name, running.job)
+            server.log.warning("Worker %s goes on as it was started; what changed in its configuration needs a restart of gunicorn", name)
 
     def on_exit(server: Any) -> None:
         running = _supervisors.pop(name, None)

@@ -42,20 +42,20 @@ class Reply(NamedTuple):
     headers: tuple[tuple[str, str], ...] = ()
 
 
-class Refusal(Exception):
+class HttpError(Exception):
     """A request that does not reach the worker."""
 
-    def __init__(self, status: HTTPStatus, message: str, *headers: tuple[str, str]) -> None:
+    def __init__(self, status: HTTPStatus, kind: str, message: str, *headers: tuple[str, str]) -> None:
         super().__init__(message)
-        self.status, self.headers = status, headers
+        self.status, self.kind, self.headers = status, kind, headers
 
 
 def parse(body: bytes) -> Any:
-    """The JSON value in a request's body. Raises Refusal."""
+    """The JSON value in a request's body. Raises HttpError."""
     try:
         return msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise Refusal(HTTPStatus.BAD_REQUEST, f"the body is not JSON: {error}") from None
+        raise HttpError(HTTPStatus.BAD_REQUEST, "BadRequest", f"the body is not JSON: {error}") from None
 
 
 def success(answer: Any, status: HTTPStatus = HTTPStatus.OK) -> Reply:
@@ -68,8 +68,8 @@ def success(answer: Any, status: HTTPStatus = HTTPStatus.OK) -> Reply:
 
 def failure(error: Exception, was_sent: bool) -> Reply:
     """`was_sent`: the worker had the request, so what cannot cross is the answer, and no fault of the client's."""
-    if isinstance(error, Refusal):
-        return _error(error.status, error.status.phrase.replace(" ", ""), str(error), error.headers)
+    if isinstance(error, HttpError):
+        return _error(error.status, error.kind, str(error), error.headers)
     kind = type(error).__name__
     if isinstance(error, QueueFull):
         after_ms = max(error.retry_after_ms, 1.0)

@@ -16,13 +16,14 @@ from __future__ import annotations
 import math
 import traceback
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
 
 import gpuworker
 from gpuworker import Client
-from gpuworker.frontends import health, replies
-from gpuworker.frontends.replies import Refusal, Reply
+
+from . import health, replies
+from .replies import HttpError, Reply
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -76,10 +77,10 @@ def make_app(
         method = environ["REQUEST_METHOD"]
         methods, answer = routes.get(environ.get("PATH_INFO", "").rstrip("/"), ((), None))
         if answer is None:
-            reply = replies.failure(Refusal(HTTPStatus.NOT_FOUND, "there is nothing at this path"), False)
+            reply = replies.failure(HttpError(HTTPStatus.NOT_FOUND, "NotFound", "there is nothing at this path"), False)
         elif method not in methods:
             allow = ", ".join(methods)
-            reply = replies.failure(Refusal(HTTPStatus.METHOD_NOT_ALLOWED, f"this path takes {allow}", ("Allow", allow)), False)
+            reply = replies.failure(HttpError(HTTPStatus.METHOD_NOT_ALLOWED, "MethodNotAllowed", f"this path takes {allow}", ("Allow", allow)), False)
         else:
             reply = answer(environ)
         headers = [("Content-Type", "application/json"), ("Content-Length", str(len(reply.body))), *reply.headers]
@@ -90,7 +91,7 @@ def make_app(
 
 
 def _asked_timeout(environ: WSGIEnvironment) -> float:
-    """Seconds that this request gives; infinite when it says nothing. Raises Refusal."""
+    """Seconds that this request gives; infinite when it says nothing. Raises HttpError."""
     asked = environ.get("HTTP_X_TIMEOUT_MS") or next(iter(parse_qs(environ.get("QUERY_STRING", "")).get("timeout_ms", ())), None)
     if asked is None:
         return math.inf
@@ -99,17 +100,15 @@ def _asked_timeout(environ: WSGIEnvironment) -> float:
     except ValueError:
         milliseconds = math.nan
     if not 0 <= milliseconds < math.inf:
-        raise Refusal(HTTPStatus.BAD_REQUEST, "the timeout must be a number of milliseconds >= 0")
+        raise HttpError(HTTPStatus.BAD_REQUEST, "BadRequest", "the timeout must be a number of milliseconds >= 0")
     return milliseconds / 1000
 
 
-def _read_body(environ: WSGIEnvironment, max_body_bytes: int) -> Any:
-    """Raises Refusal. Without a Content-Length (chunked) it reads to the end, where the server marks one, and never more than the limit."""
-    declared = environ.get("CONTENT_LENGTH") or ("" if environ.get("wsgi.input_terminated") else "0")
-    if declared and not declared.isdecimal():
-        raise Refusal(HTTPStatus.BAD_REQUEST, "Content-Length is no number")
-    size = int(declared) if declared else max_body_bytes + 1
-    body = b"" if declared and size > max_body_bytes else environ["wsgi.input"].read(size)
-    if len(body) > max_body_bytes or (declared and size > max_body_bytes):
-        raise Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body is longer than {max_body_bytes:,} bytes")
+def _read_body(environ: WSGIEnvironment, max_body_bytes: int) -> bytes:
+    """Raises HttpError. A body without a Content-Length (chunked) is read where the server marks its end."""
+    declared = environ.get("CONTENT_LENGTH")
+    size = int(declared) if declared else max_body_bytes + 1 if environ.get("wsgi.input_terminated") else 0
+    body: bytes = environ["wsgi.input"].read(min(max(size, 0), max_body_bytes + 1))
+    if len(body) > max_body_bytes:
+        raise HttpError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "PayloadTooLarge", f"the body is longer than {max_body_bytes:,} bytes")
     return body

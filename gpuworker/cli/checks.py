@@ -42,16 +42,19 @@ def everything() -> list[Check]:
             result = look()
             found += [result] if isinstance(result, Check) else result
         except Exception as error:
-            found.append(Check(look.__name__.replace("_", " "), "FAIL", f"the check itself failed: {type(error).__name__}: {error}"))
+            found.append(Check(look.__name__.replace("_", "-"), "FAIL", f"the check itself failed: {type(error).__name__}: {error}"))
     return found
 
 
 def kernel() -> Check:
     """Version, and whether pidfds are allowed (a container's seccomp profile may forbid them)."""
-    with contextlib.suppress(OSError):
-        os.close(os.pidfd_open(os.getpid()))
-        return judge_version("kernel", "Linux", os.uname().release, MIN_KERNEL, "pidfd_open", "use a newer kernel")
-    return Check("kernel", "FAIL", f"Linux {os.uname().release}: pidfd_open does not work", "use Linux 5.3 or newer, and a seccomp profile that allows it")
+    found = judge_version("kernel", "Linux", os.uname().release, MIN_KERNEL, "pidfd_open", "use a newer kernel")
+    if found.level == "OK":
+        try:
+            os.close(os.pidfd_open(os.getpid()))
+        except OSError as error:
+            return Check("kernel", "FAIL", f"{found.found}: pidfd_open fails: {error.strerror}", "use a seccomp profile that allows it")
+    return found
 
 
 def glibc() -> Check:
@@ -126,12 +129,17 @@ def self_test() -> Check:
     """A small worker in this process answers some requests."""
     options = {"capacity": 8, "max_request_bytes": 4096, "max_response_bytes": 4096, "max_clients": 2, "wake": "park"}
     took_s = []
-    with Worker(list, name=f"doctor-{os.getpid()}", in_process=True, **options) as worker, worker.connect() as client:
+    with Worker(echo, name=f"doctor-{os.getpid()}", in_process=True, **options) as worker, worker.connect() as client:
         for _ in range(SELF_TEST_REQUESTS):
             started = time.perf_counter()
             client.submit(b"ping", timeout=10)
             took_s.append(time.perf_counter() - started)
     return Check("self-test", "OK", f"{SELF_TEST_REQUESTS} requests to a worker in this process took {span(statistics.median(took_s))} each (median)")
+
+
+def echo(requests: list[bytes]) -> list[bytes]:
+    """The handler of the self-test."""
+    return requests
 
 
 def cores() -> Check:
@@ -204,11 +212,11 @@ def judge_torch(version: str, code: int, out: str, err: str, driver_there: bool)
     """No GPU is fine (everything runs on the CPU), unless there is one that torch cannot use."""
     said = (err.strip().splitlines() or [""])[-1]
     if code:
-        return Check("torch", "WARN", f"{version} cannot be used: {said or f'exit code {code}'}", "handlers that need it will fail to load; reinstall it")
+        return Check("torch", "WARN", f"{version} cannot be used: {said or f'exit code {code}'}", "handlers that need it will fail to load")
     answer = json.loads(out.strip().splitlines()[-1])
     if answer["devices"]:
         return Check("torch", "OK", f"{version}, CUDA {answer['built_for']}: {', '.join(answer['devices'])}")
     if driver_there:
         why = said or ("it is built without CUDA" if answer["built_for"] is None else "torch says no more")
-        return Check("torch", "WARN", f"{version} sees no GPU, though there is an NVIDIA driver: {why}", "install a torch that fits the driver (nvidia-smi)")
+        return Check("torch", "WARN", f"{version} sees no GPU, though there is an NVIDIA driver: {why}", "install a torch that fits it (nvidia-smi)")
     return Check("torch", "OK", f"{version}, no GPU: handlers run on the CPU")

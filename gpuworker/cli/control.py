@@ -52,17 +52,18 @@ def run(args: argparse.Namespace) -> int:
     """Stops the worker. Raises CommandError when there is nothing to stop, or it does not stop."""
     segment = attach(args.name)
     owner = segment.owner()
+    worker = f"worker {args.name!r}"
     if segment.owner_is_dead():
-        raise CommandError(f"worker {args.name!r} is not running: its process {owner.pid} has died; the next start of this name takes its segment over")
+        raise CommandError(f"{worker} is not running: its process {owner.pid} has died; the next start of this name takes its segment over")
     if not is_local(segment):
-        raise CommandError(f"worker {args.name!r} runs in another pid namespace (process {owner.pid} of another container or host); stop it from there")
+        raise CommandError(f"{worker} runs in another pid namespace (process {owner.pid} of another container, or of the host); stop it from there")
     pidfd = open_process(owner)
     if pidfd < 0:
-        raise CommandError(f"worker {args.name!r} is not running: its process {owner.pid} has just ended")
+        raise CommandError(f"{worker} is not running: its process {owner.pid} has just ended")
     try:
         stop(segment, owner.pid, pidfd, drain_limit_s(segment) if args.timeout_s is None else args.timeout_s, args.kill)
     except PermissionError:
-        raise CommandError(f"worker {args.name!r}: this user may not signal process {owner.pid}") from None
+        raise CommandError(f"{worker}: this user may not signal process {owner.pid}") from None
     finally:
         os.close(pidfd)
     return 0

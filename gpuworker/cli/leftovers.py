@@ -16,7 +16,7 @@ _BESIDE = re.compile(rf"{names.PREFIX}([A-Za-z0-9_-]+)\.(?:spill-.*|new-(\d+))")
 
 
 def leftovers() -> list[Check]:
-    """One line for each dead worker and for each name that has only payload files; a live owner sweeps its own."""
+    """Dead workers, and names that have only payload files; a live owner sweeps its own."""
     alive: list[str] = []
     dead: list[str] = []
     unknown: list[Check] = []
@@ -48,12 +48,10 @@ def pids_of(files: Iterable[str]) -> set[str]:
 def judge(sizes: dict[str, int], alive: Collection[str], dead: Collection[str], living_pids: Collection[str]) -> list[Check]:
     """sizes: of all files; alive, dead: names of workers; living_pids: those among `pids_of(sizes)` that still run."""
     found = []
-    for name in dead:
-        segment, spills = sizes.get(names.PREFIX + name, 0), [n for file, n in sizes.items() if file.startswith(f"{names.PREFIX}{name}.spill-")]
-        more = f" and {count(len(spills), 'payload file')} of {size(sum(spills))}" if spills else ""
-        what = f"worker {name!r} is dead; its segment of {size(segment)}{more} is still there"
-        advice = "the next start of the same name takes it over, with the requests that were queued; if there will be none: rm"
-        found.append(Check("leftovers", "WARN", what, f"{advice} {path(name)}{f' {path(name)}.*' if spills else ''}"))
+    if dead:
+        what = ", ".join(sorted(f"{name} ({held(name, sizes)})" for name in dead))
+        advice = f"the next start of the same name takes it over, with the requests that were queued; if there will be none: {remove('NAME')}"
+        found.append(Check("leftovers", "WARN", f"{count(len(dead), 'dead worker')}: {what}", advice))
     orphans: dict[str, list[int]] = {}
     for file, n in sizes.items():
         match = _BESIDE.fullmatch(file)
@@ -61,10 +59,17 @@ def judge(sizes: dict[str, int], alive: Collection[str], dead: Collection[str], 
             orphans.setdefault(match[1], []).append(n)
     for name, parts in orphans.items():
         what = f"{count(len(parts), 'file')} of {size(sum(parts))} that worker {name!r} no longer needs"
-        found.append(Check("leftovers", "WARN", what, f"the next start of the same name removes them; if there will be none: rm {path(name)}.*"))
+        found.append(Check("leftovers", "WARN", what, f"the next start of the same name removes them; if there will be none: {remove(name)}"))
     return found
 
 
-def path(name: str) -> str:
-    """The file of a worker's segment."""
-    return names.shm_path(names.shm_name(name))
+def held(name: str, sizes: dict[str, int]) -> str:
+    """How much memory a dead worker's files take."""
+    payloads = [n for file, n in sizes.items() if file.startswith(f"{names.PREFIX}{name}.spill-")]
+    return size(sizes.get(names.PREFIX + name, 0)) + (f" and {count(len(payloads), 'payload file')} of {size(sum(payloads))}" if payloads else "")
+
+
+def remove(name: str) -> str:
+    """The shell command that removes all files of a worker."""
+    path = names.shm_path(names.shm_name(name))
+    return f"rm -f {path} {path}.*"

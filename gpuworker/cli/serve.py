@@ -33,6 +33,7 @@ def add_to(commands: Any) -> None:
     parser = commands.add_parser(
         "serve",
         help="serve a handler until SIGTERM or Ctrl-C",
+        usage="%(prog)s MODULE:ATTR --name NAME [options]",
         description="Serves a handler as the owner of worker NAME until SIGTERM or Ctrl-C, then drains; a second signal stops at once.",
         allow_abbrev=False,
     )
@@ -77,8 +78,10 @@ def field_docs(cls: type) -> dict[str, str]:
 
 def help_text(doc: str, default: Any) -> str:
     """An option's help, with its default where the doc does not explain one."""
-    shown = "" if default is None else f" (default: {str(default).lower() if isinstance(default, bool) else default})"
-    return (doc.rstrip(".") + shown).replace("%", "%%")
+    if default is None:
+        return doc.replace("%", "%%")
+    shown = str(default).lower() if isinstance(default, bool) else f"{default:g}" if isinstance(default, float) else f"{default}"
+    return f"{doc.rstrip('.')} (default: {shown})".replace("%", "%%")
 
 
 def metavar(name: str, kind: type, doc: str) -> str:

@@ -1,0 +1,100 @@
+/* Dead owners and dead frontends: what the next one finds; and how a process joins and leaves. */
+#define _GNU_SOURCE
+#include "cases.h"
+
+static void owners_die(void) {
+    int64_t killer = submit(front, "killer"), queued = 0;
+    uint64_t taken[2];
+    for (int owner = 1; owner <= 3; owner++) {
+        EQUAL(gw_collect(r.owner, 0), owner == 1 ? 1 : 2);
+        EQUAL(gw_take(r.owner, 1, taken), 1);
+        EQUAL(taken[0], killer);
+        if (owner == 1) queued = submit(other, "queued"); /* its ready bit is lost with the owner that collects it */
+        if (owner == 2) EQUAL(gw_collect(r.owner, 0), 1);
+        rig_new_owner(&r);
+        EQUAL(gw_recover(r.owner, 3), owner < 3);
+        EQUAL(gw_recover(r.owner, 3), 0); /* killed in the middle, it is run again */
+        EQUAL(rig_slot(&r, killer)->attempts, owner);
+    }
+    EQUAL(kind_of(front, killer), GW_KIND_DIED);
+    EQUAL(gw_wait(front, killer, 0, LONG_NS), gw_describe(GW_KIND_DIED, 0, 0));
+    EQUAL(gw_release(front, killer), 0);
+    EQUAL(gw_collect(r.owner, 0), 1);
+    EQUAL(serve(1), 1);
+    EQUAL(gw_release(other, queued), 0);
+    int64_t next = submit(front, "next"); /* the slot's next life starts from nought */
+    EQUAL(gw_slot_of(next), gw_slot_of(killer));
+    EQUAL(rig_slot(&r, next)->attempts, 0);
+    EQUAL(gw_cancel(front, next), 0);
+    EQUAL(r.owner->header->stats.requeued, 2);
+}
+
+static void a_permit_lost_with_the_owner(void) {
+    int64_t ticket = submit(front, "x");
+    gw_collect(r.owner, 0);
+    serve(1);
+    while (sem_trywait((sem_t *)&rig_slot(&r, ticket)->semaphore) == 0) {} /* as if killed between DONE and post */
+    rig_new_owner(&r);
+    gw_recover(r.owner, 2);
+    int permits;
+    sem_getvalue((sem_t *)&rig_slot(&r, ticket)->semaphore, &permits);
+    EQUAL(permits, 1);
+    EQUAL(gw_release(front, ticket), 0);
+}
+
+static void frontends_die(void) {
+    int64_t running = submit(front, "running"), mine = submit(other, "mine");
+    uint64_t taken[4], word = front->participants[0].word;
+    EQUAL(gw_collect(r.owner, 0), 2);
+    EQUAL(gw_take(r.owner, 1, taken), 1);
+    CHECK(submit(front, "ready") >= 0 && gw_claim(front) >= 0);
+    EQUAL(r.owner->header->alive, 2);
+    EQUAL(gw_reap(r.owner, 0), -EINVAL);
+    EQUAL(gw_reap(r.owner, PARTICIPANTS + 1), -EINVAL);
+    EQUAL(gw_reap(r.owner, 1), 3);
+    EQUAL(gw_reap(r.owner, 1), 0);
+    EQUAL(r.owner->header->alive, 1);
+    EQUAL(r.owner->header->departed.submitted, 2);
+    EQUAL(gw_count(r.owner, GW_FREE), CAPACITY - 2);
+    gw_participant_view view;
+    EQUAL(gw_read_participant(r.owner, 1, &view), GW_VACANT);
+    gw_close(front); /* drops the lock byte, as the kernel would */
+    front = rig_join(&r, 7);
+    EQUAL(front->me, 1);
+    EQUAL(front->participants[0].word, word + 4); /* the next incarnation */
+    EQUAL(gw_read_participant(r.owner, 1, &view), GW_ALIVE);
+    EQUAL(view.identity.pid, 7);
+    EQUAL(gw_cancel(front, running), -ESTALE); /* abandoned by the dead: not its successor's */
+    EQUAL(gw_poll(front, running), -ESTALE);
+    EQUAL(gw_finish(r.owner, taken, 1, 0), 1);
+    EQUAL(gw_collect(r.owner, 0), 1);
+    EQUAL(serve(1), 1);
+    EQUAL(gw_release(other, mine), 0);
+}
+
+static void join_and_leave(void) {
+    gw_port *third = rig_join(&r, 3), *late = gw_open(r.base);
+    int lock_fd = rig_lock_fd(&r);
+    EQUAL(third->me, 3);
+    EQUAL(gw_join(late, lock_fd, 4, 0, 0), -EUSERS);
+    int64_t left_behind = submit(third, "x");
+    EQUAL(gw_leave(third), 0);
+    EQUAL(gw_leave(third), -ECHILD);
+    EQUAL(gw_claim(third), -ENOTCONN);
+    gw_participant_view view;
+    EQUAL(gw_read_participant(r.owner, 3, &view), GW_LEFT);
+    EQUAL(view.held, 1);
+    EQUAL(gw_join(late, lock_fd, 4, 0, 0), -EUSERS); /* not vacant yet */
+    EQUAL(gw_reap(r.owner, 3), 1);
+    EQUAL(gw_phase(r.owner, left_behind), GW_FREE);
+    EQUAL(gw_join(late, lock_fd, 4, 0, 0), -EUSERS); /* vacant, but the byte is still locked */
+    gw_close(third);
+    EQUAL(gw_join(late, lock_fd, 4, 0, 0), 0);
+    EQUAL(late->me, 3);
+    gw_close(late);
+}
+
+static const named_case cases[] = {
+    CASE(owners_die), CASE(a_permit_lost_with_the_owner), CASE(frontends_die), CASE(join_and_leave)};
+
+int main(void) { return run_cases("deaths", cases, sizeof cases / sizeof *cases); }
