@@ -57,7 +57,8 @@ int gw_join(gw_port *port, int lock_fd, int64_t pid, uint64_t start_ticks, uint6
 int gw_leave(gw_port *port);
 int gw_try_lock(int fd, uint32_t index);
 int gw_is_locked(int fd, uint32_t index);
-void gw_guard_fd(gw_port *port, int fd);
+void gw_keep_lock(gw_port *port, int fd);
+void gw_drop_lock(gw_port *port);
 
 int64_t gw_claim(gw_port *port);
 int64_t gw_claim_wait(gw_port *port, uint64_t until_ns);
@@ -73,11 +74,10 @@ int gw_phase(gw_port *port, int64_t ticket);
 int gw_open_backlog(gw_port *port);
 const gw_item *gw_backlog(const gw_port *port);
 int gw_collect(gw_port *port, uint64_t until_ns);
-int gw_take(gw_port *port, int count, uint64_t *taken);
+int gw_take(gw_port *port, int count, uint32_t reason, uint64_t *taken);
 int gw_untake(gw_port *port, int64_t ticket);
-int gw_respond(gw_port *port, int64_t ticket, uint32_t kind, const char *meta, uint32_t meta_bytes, const char *data, uint64_t data_bytes);
-int gw_responded(gw_port *port, int64_t ticket, uint64_t response);
-int gw_finish(gw_port *port, const uint64_t *taken, int n, uint32_t reason);
+int gw_answer(gw_port *port, int64_t ticket, uint32_t kind, const char *meta, uint32_t meta_bytes, const char *data, uint64_t data_bytes);
+int gw_answered(gw_port *port, int64_t ticket, uint64_t response);
 int gw_refuse(gw_port *port, int64_t ticket, uint32_t kind);
 int gw_expire(gw_port *port, uint64_t now_ns);
 int gw_reap(gw_port *port, uint32_t participant);

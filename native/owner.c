@@ -129,9 +129,9 @@ static void expire(gw_port *port, gw_slot *slot, int64_t ticket) {
     finish(port, slot, ticket);
 }
 
-/* Takes up to `count` requests from the front of the backlog and begins a batch of them. For each its ticket and its request as described by the
+/* Takes up to `count` requests from the front of the backlog and begins a batch of them, to be answered one by one. For each its ticket and its request as described by the
  * frontend, copied once and checked against the area: UINT64_MAX when it claims more than there is. Cancelled ones are skipped, expired ones answered. */
-int gw_take(gw_port *port, int count, uint64_t *taken) {
+int gw_take(gw_port *port, int count, uint32_t reason, uint64_t *taken) {
     uint64_t now = gw_now();
     int n = 0;
     uint32_t k = 0;
@@ -153,6 +153,8 @@ int gw_take(gw_port *port, int count, uint64_t *taken) {
     }
     port->queued -= k;
     memmove(port->backlog, port->backlog + k, port->queued * sizeof *port->backlog);
+    port->batch_size = (uint32_t)n;
+    port->batch_reason = reason;
     if (n) atomic_store_explicit(&port->header->batch_started_ns, now, memory_order_relaxed);
     return n;
 }
@@ -171,7 +173,30 @@ int gw_untake(gw_port *port, int64_t ticket) {
     return finish(port, slot, ticket); /* abandoned meanwhile */
 }
 
-int gw_respond(gw_port *port, int64_t ticket, uint32_t kind, const void *meta, uint32_t meta_bytes, const void *data, uint64_t data_bytes) {
+/* Publishes the response that the slot now holds. 0, or 1 if the request had been abandoned. */
+static int answer(gw_port *port, gw_slot *slot, int64_t ticket) {
+    gw_stats *stats = &port->header->stats;
+    uint64_t now = gw_now();
+    slot->done_ns = now;
+    /* Everything is counted before it is published: a caller that has its answer finds it in the statistics. */
+    if (port->batch_size) { /* the first answer of a batch ends its run */
+        gw_batch_done(port, port->batch_size, port->batch_reason, now - slot->dispatch_ns);
+        port->batch_size = 0;
+    }
+    gw_observe(&stats->queue_wait, slot->collect_ns - slot->enqueue_ns);
+    gw_observe(&stats->batch_wait, slot->dispatch_ns - slot->collect_ns);
+    _Atomic uint64_t *outcome = (gw_kind_of(slot->response) & ~(uint32_t)GW_KIND_SPILLED) < GW_KIND_ERROR ? &stats->completed : &stats->failed;
+    GW_COUNT(outcome, 1);
+    int result = finish(port, slot, ticket);
+    if (result == 1) {
+        GW_COUNT(outcome, -1ull);
+        GW_COUNT(&stats->abandoned, 1);
+    }
+    return result;
+}
+
+/* Copies a response into its area and publishes it. -EMSGSIZE: it does not fit, nothing happened. */
+int gw_answer(gw_port *port, int64_t ticket, uint32_t kind, const void *meta, uint32_t meta_bytes, const void *data, uint64_t data_bytes) {
     gw_slot *slot = slot_at(port, ticket);
     uint64_t from = gw_align(meta_bytes), total = from + data_bytes;
     if (!slot) return -EINVAL;
@@ -180,41 +205,15 @@ int gw_respond(gw_port *port, int64_t ticket, uint32_t kind, const void *meta, u
     if (meta_bytes) memcpy(area, meta, meta_bytes);
     if (data_bytes) memcpy(area + from, data, data_bytes);
     slot->response = gw_describe(kind, meta_bytes, total);
-    return 0;
+    return answer(port, slot, ticket);
 }
 
-/* For a response that was written in place, or to a spill file. */
-int gw_responded(gw_port *port, int64_t ticket, uint64_t response) {
+/* The same for a response that was written in place, or to a spill file. */
+int gw_answered(gw_port *port, int64_t ticket, uint64_t response) {
     gw_slot *slot = slot_at(port, ticket);
     if (!slot) return -EINVAL;
     slot->response = response;
-    return 0;
-}
-
-/* Publishes the answers of the batch that gw_take began. -> how many had been abandoned. */
-int gw_finish(gw_port *port, const uint64_t *taken, int n, uint32_t reason) {
-    gw_stats *stats = &port->header->stats;
-    uint64_t now = gw_now();
-    int abandoned = 0;
-    /* Counted before they are published: a caller that has its answer finds it in the statistics. */
-    gw_batch_done(port, (uint32_t)n, reason, now - atomic_load_explicit(&port->header->batch_started_ns, memory_order_relaxed));
-    for (int k = 0; k < n; k++) {
-        int64_t ticket = (int64_t)taken[2 * k];
-        gw_slot *slot = slot_at(port, ticket);
-        if (!slot) continue;
-        slot->done_ns = now;
-        gw_observe(&stats->queue_wait, slot->collect_ns - slot->enqueue_ns);
-        gw_observe(&stats->batch_wait, slot->dispatch_ns - slot->collect_ns);
-        int ok = (gw_kind_of(slot->response) & ~(uint32_t)GW_KIND_SPILLED) < GW_KIND_ERROR;
-        if (ok) GW_TALLY(&stats->completed, 1);
-        else GW_COUNT(&stats->failed, 1);
-        if (finish(port, slot, ticket) != 1) continue;
-        abandoned++;
-        if (ok) GW_TALLY(&stats->completed, -1ull);
-        else GW_COUNT(&stats->failed, -1ull);
-        GW_COUNT(&stats->abandoned, 1);
-    }
-    return abandoned;
+    return answer(port, slot, ticket);
 }
 
 int gw_refuse(gw_port *port, int64_t ticket, uint32_t kind) {

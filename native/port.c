@@ -18,12 +18,10 @@
 #include <unistd.h>
 
 #define GW_LOCK_BASE (1ll << 40)
-#define MAX_GUARDED 64
 
 static pthread_mutex_t ports_mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t fork_handlers_once = PTHREAD_ONCE_INIT;
 static gw_port *ports;
-static struct { gw_port *port; int fd; } guarded[MAX_GUARDED];
 
 static void before_fork(void) { pthread_mutex_lock(&ports_mutex); }
 static void after_fork_in_parent(void) { pthread_mutex_unlock(&ports_mutex); }
@@ -33,11 +31,6 @@ static void after_fork_in_child(void) {
         if (port->lock_fd >= 0) close(port->lock_fd);
         port->lock_fd = -1;
     }
-    for (int i = 0; i < MAX_GUARDED; i++)
-        if (guarded[i].port) {
-            close(guarded[i].fd);
-            guarded[i].port = NULL;
-        }
     ports = NULL;
     pthread_mutex_unlock(&ports_mutex);
 }
@@ -75,22 +68,23 @@ void gw_close(gw_port *port) {
             *p = port->next;
             break;
         }
-    for (int i = 0; i < MAX_GUARDED; i++)
-        if (guarded[i].port == port) guarded[i].port = NULL;
     pthread_mutex_unlock(&ports_mutex);
-    if (port->lock_fd >= 0) close(port->lock_fd);
+    gw_drop_lock(port);
     free(port->backlog);
     free(port);
 }
 
-void gw_guard_fd(gw_port *port, int fd) {
+/* Both under the mutex: a fork in between must not close a descriptor that has become somebody else's. */
+void gw_keep_lock(gw_port *port, int fd) {
     pthread_mutex_lock(&ports_mutex);
-    for (int i = 0; i < MAX_GUARDED; i++)
-        if (!guarded[i].port) {
-            guarded[i].port = port;
-            guarded[i].fd = fd;
-            break;
-        }
+    port->lock_fd = fd;
+    pthread_mutex_unlock(&ports_mutex);
+}
+
+void gw_drop_lock(gw_port *port) {
+    pthread_mutex_lock(&ports_mutex);
+    if (port->lock_fd >= 0) close(port->lock_fd);
+    port->lock_fd = -1;
     pthread_mutex_unlock(&ports_mutex);
 }
 
@@ -128,7 +122,7 @@ int gw_join(gw_port *port, int lock_fd, int64_t pid, uint64_t start_ticks, uint6
             continue;
         }
         port->me = i + 1;
-        port->lock_fd = lock_fd;
+        gw_keep_lock(port, lock_fd);
         atomic_store_explicit(&port->home, (uint32_t)(((uint64_t)i * 2654435761u) % port->capacity), memory_order_relaxed);
         GW_COUNT(&port->header->alive, 1);
         return 0;
@@ -136,11 +130,13 @@ int gw_join(gw_port *port, int lock_fd, int64_t pid, uint64_t start_ticks, uint6
     return -EUSERS;
 }
 
-/* Says goodbye, so that the owner need not find out; the entry is made vacant by the owner. Slots still held are reaped with it. */
+/* Says goodbye, so that the owner need not find out; the entry is made vacant by the owner, once it has reaped the slots still held.
+ * Other threads may be inside calls with this port: `left` is set first, and gw_claim looks at it after its CAS (both seq_cst), so a claim is either
+ * there when the owner reaps or undone by the claimer. Waiters find their slots reaped (-ESTALE). */
 int gw_leave(gw_port *port) {
     if (!port->me || atomic_load_explicit(&port->forked, memory_order_relaxed)) return -ECHILD;
+    if (atomic_exchange_explicit(&port->left, 1, memory_order_seq_cst)) return -ESTALE;
     gw_participant *entry = &port->participants[port->me - 1];
     uint64_t word = GW_LOAD(&entry->word);
-    port->me = 0;
     return (word & 3) == GW_ALIVE && GW_CAS(&entry->word, &word, (word & ~3ull) | GW_LEFT) ? 0 : -ESTALE;
 }

@@ -19,13 +19,14 @@ void gw_observe(gw_histogram *histogram, uint64_t ns) {
 }
 
 static inline int is_forked(const gw_port *port) { return atomic_load_explicit(&port->forked, memory_order_relaxed) != 0; }
+static inline int has_left(const gw_port *port) { return atomic_load_explicit(&port->left, memory_order_seq_cst) != 0; }
 static inline gw_client_stats *stats_of(gw_port *port) { return &port->participants[port->me - 1].stats; }
 static inline uint64_t word_of(const gw_port *port, int64_t ticket, uint32_t phase) { return gw_word(gw_life_of(ticket), port->me, phase); }
 
 /* The ticket's slot, or NULL when the ticket cannot be one of ours. */
 static gw_slot *own_slot(gw_port *port, int64_t ticket) {
     uint32_t i = gw_slot_of(ticket);
-    return ticket < 0 || i >= port->capacity || !port->me || is_forked(port) ? NULL : &port->slots[i];
+    return ticket < 0 || i >= port->capacity || !port->me || is_forked(port) || has_left(port) ? NULL : &port->slots[i];
 }
 
 static void forget(gw_port *port) { atomic_fetch_sub_explicit(&port->inflight, 1, memory_order_relaxed); }
@@ -35,7 +36,7 @@ int64_t gw_claim(gw_port *port) {
     gw_header *header = port->header;
     uint32_t state = GW_LOAD(&header->state); /* pairs with gw_set_state */
     if (state == GW_DRAINING) return -ESHUTDOWN;
-    if (state > GW_DRAINING || !port->me) return -ENOTCONN;
+    if (state > GW_DRAINING || !port->me || has_left(port)) return -ENOTCONN;
     uint32_t quota = atomic_load_explicit(&header->alive, memory_order_relaxed) > 1 ? header->quota_shared : header->quota_alone;
     if (GW_COUNT(&port->inflight, 1) >= quota) {
         forget(port);
@@ -49,6 +50,11 @@ int64_t gw_claim(gw_port *port) {
         if (gw_phase_of(word) != GW_FREE) continue;
         uint64_t claimed = gw_word(gw_generation_of(word) + 1, port->me, GW_CLAIMED);
         if (!GW_CAS(&slot->word, &word, claimed)) continue; /* somebody was faster, or the word has moved on: try the next */
+        if (has_left(port)) { /* see gw_leave */
+            GW_CAS(&slot->word, &claimed, gw_freed(claimed));
+            forget(port);
+            return -ENOTCONN;
+        }
         while (sem_trywait(&slot->semaphore) == 0) {}       /* permits of an earlier life */
         slot->attempts = 0;
         atomic_store_explicit(&port->home, i, memory_order_relaxed);
@@ -123,7 +129,7 @@ static int64_t look(gw_port *port, const gw_slot *slot, int64_t ticket) {
     switch (gw_phase_of(word)) {
     case GW_DONE: return (int64_t)slot->response & INT64_MAX;
     case GW_ABANDONED: case GW_FREE: return -ESTALE;
-    default: return -EINPROGRESS;
+    default: return has_left(port) ? -ESTALE : -EINPROGRESS;
     }
 }
 

@@ -22,14 +22,15 @@ typedef struct gw_port {
     uint64_t request_bytes, response_bytes, max_payload_bytes;
     uint32_t capacity, max_participants;
     uint32_t me, wake, cores;
-    int lock_fd;                      /* this participant's proof of life, see port.c */
+    int lock_fd;                      /* this participant's or owner's proof of life, see port.c */
     _Atomic uint32_t forked;          /* set in a forked child: everything here belongs to the parent */
+    _Atomic uint32_t left;            /* gw_leave was called: nothing can be claimed or touched any more */
     _Atomic uint32_t inflight;        /* slots this process holds */
     _Atomic uint32_t home;            /* where the next claim starts probing: the slot freed last */
     _Atomic uint32_t blocked;         /* threads of this process waiting for a free slot */
     gw_spinner response_spin, request_spin;
     gw_item *backlog;                 /* the owner's: requests collected and not taken, sorted by enqueue time */
-    uint32_t queued;
+    uint32_t queued, batch_size, batch_reason;
     struct gw_port *next;             /* list for the fork handler */
 } gw_port;
 
@@ -45,7 +46,8 @@ int gw_join(gw_port *port, int lock_fd, int64_t pid, uint64_t start_ticks, uint6
 int gw_leave(gw_port *port);
 int gw_try_lock(int fd, uint32_t index);  /* 0 or -EAGAIN; index 0 is the owner's byte, i participant i's */
 int gw_is_locked(int fd, uint32_t index); /* by an open file description other than fd's own */
-void gw_guard_fd(gw_port *port, int fd);  /* close fd in forked children */
+void gw_keep_lock(gw_port *port, int fd); /* the owner's: closed in forked children, by gw_drop_lock and by gw_close */
+void gw_drop_lock(gw_port *port);
 
 /* Frontend (ring.c) */
 int64_t gw_claim(gw_port *port);                                    /* -> ticket | -EAGAIN full | -EDQUOT | -ECHILD | -ESHUTDOWN | -ENOTCONN */
@@ -63,11 +65,10 @@ int gw_phase(gw_port *port, int64_t ticket);
 int gw_open_backlog(gw_port *port);
 const gw_item *gw_backlog(const gw_port *port);                      /* what is collected and not taken, oldest first */
 int gw_collect(gw_port *port, uint64_t until_ns);                   /* waits for something new -> length of the backlog | -EINTR */
-int gw_take(gw_port *port, int count, uint64_t *taken);             /* -> n; taken: n pairs of ticket, described request */
+int gw_take(gw_port *port, int count, uint32_t reason, uint64_t *taken);             /* -> n; taken: n pairs of ticket, described request */
 int gw_untake(gw_port *port, int64_t ticket);
-int gw_respond(gw_port *port, int64_t ticket, uint32_t kind, const void *meta, uint32_t meta_bytes, const void *data, uint64_t data_bytes);
-int gw_responded(gw_port *port, int64_t ticket, uint64_t response);
-int gw_finish(gw_port *port, const uint64_t *taken, int n, uint32_t reason);
+int gw_answer(gw_port *port, int64_t ticket, uint32_t kind, const void *meta, uint32_t meta_bytes, const void *data, uint64_t data_bytes);
+int gw_answered(gw_port *port, int64_t ticket, uint64_t response);
 int gw_refuse(gw_port *port, int64_t ticket, uint32_t kind);        /* READY -> DONE with an empty response of this kind */
 int gw_expire(gw_port *port, uint64_t now_ns);
 int gw_reap(gw_port *port, uint32_t participant);

@@ -1,22 +1,12 @@
-"""gunicorn's configuration: one owner beside the workers, for all of them."""
-
-from __future__ import annotations
+"""gunicorn's configuration: workers and, beside them, one owner for all of them."""
 
 import os
 
-from gpuworker import Worker
+from gpuworker.frontends.gunicorn import sidecar
+
+on_starting, on_reload, on_exit = sidecar("examples.semantic_search.handler:MiniLM", name=os.environ["SEMANTIC_SEARCH_WORKER"])
 
 worker_class = "sync"
-workers = int(os.environ.get("SEMANTIC_SEARCH_PROCESSES", "4"))
+workers = int(os.environ["SEMANTIC_SEARCH_PROCESSES"])
 loglevel = "warning"
 control_socket_disable = True
-
-owner = Worker("examples.semantic_search.handler:MiniLM", name=os.environ["SEMANTIC_SEARCH_WORKER"])
-
-
-def on_starting(server):
-    owner.start()
-
-
-def on_exit(server):
-    owner.stop()

@@ -42,7 +42,7 @@ def everything() -> list[Check]:
             result = look()
             found += [result] if isinstance(result, Check) else result
         except Exception as error:
-            found.append(Check(look.__name__.replace("_", "-"), "FAIL", f"the check itself failed: {type(error).__name__}: {error}"))
+            found.append(Check(look.__name__.replace("_", "-"), "FAIL", f"{type(error).__name__}: {error}"))
     return found
 
 

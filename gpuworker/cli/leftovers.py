@@ -8,9 +8,10 @@ import re
 from collections.abc import Collection, Iterable
 
 from gpuworker.cli.doctor import Check
+from gpuworker.cli.target import attach
 from gpuworker.cli.text import count, size
 from gpuworker.errors import GpuWorkerError
-from gpuworker.segment import Segment, names, worker_names
+from gpuworker.segment import names, worker_names
 
 _BESIDE = re.compile(rf"{names.PREFIX}([A-Za-z0-9_-]+)\.(?:spill-.*|new-(\d+))")
 
@@ -22,7 +23,7 @@ def leftovers() -> list[Check]:
     unknown: list[Check] = []
     for name in worker_names():
         try:
-            (dead if Segment.attach(name, read_only=True).owner_is_dead() else alive).append(name)
+            (dead if attach(name).owner_is_dead() else alive).append(name)
         except (GpuWorkerError, OSError) as error:
             unknown.append(Check("leftovers", "OK", f"worker {name!r} cannot be looked into: {error}"))
     sizes = sizes_of(os.listdir(names.SHM_DIR))

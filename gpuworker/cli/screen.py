@@ -64,7 +64,7 @@ def lines(stats: Stats, recent: Interval | None = None) -> list[str]:
         *heading(stats), "",
         "requests", *requests(stats, recent), "",
         f"waits{since}", *waits(shown), "",
-        f"batches{since}: {batches(shown, recent)}", *sizes(shown), "",
+        f"batches{since}: {batches(shown, recent)}", *reasons(shown), *sizes(shown), "",
         f"slots: {stats.slots_in_use} of {stats.capacity} in use by {count(len(stats.clients), 'client process', 'client processes')}",
         *occupancy(stats),
     ]  # fmt: skip
@@ -113,14 +113,19 @@ def waits(stats: Stats) -> list[str]:
 
 
 def batches(stats: Stats, recent: Interval | None) -> str:
-    """How many batches of what size left why."""
+    """How many batches of what size."""
     if not stats.batches:
         return "none"
     per_s = f" ({rate(stats.batches / recent.elapsed_s)})" if recent else ""
     most = stats.options.get("max_batch_size", "?")
+    return f"{stats.batches:,}{per_s}, mean size {stats.mean_batch_size:.3g} of {most}"
+
+
+def reasons(stats: Stats) -> list[str]:
+    """Why batches left, the commonest reason first."""
     total = sum(stats.dispatch_reasons.values())
-    why = ", ".join(f"{reason} {n / total:.0%}" for reason, n in sorted(stats.dispatch_reasons.items(), key=lambda item: -item[1]) if n)
-    return f"{stats.batches:,}{per_s}, mean size {stats.mean_batch_size:.3g} of {most}; left because: {why or '?'}"
+    why = [f"{reason} {n / total:.0%}" for reason, n in sorted(stats.dispatch_reasons.items(), key=lambda item: -item[1]) if n]
+    return [f"  left because: {', '.join(why)}"] if why else []
 
 
 def sizes(stats: Stats) -> list[str]:

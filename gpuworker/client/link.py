@@ -8,16 +8,18 @@ import os
 import time
 from typing import Any
 
+import numpy as np
+
 from gpuworker._native import ffi, lib
 from gpuworker.client import remedies
 from gpuworker.errors import DeadlineExceeded, PayloadTooLarge, RequestCancelled, SegmentError, WorkerDied, WorkerDraining
-from gpuworker.payload import decode, encode
-from gpuworker.payload.codec import Parts
+from gpuworker.payload import Data, Parts, array_in, decode, encode, parse_layout, write_data
 from gpuworker.segment import Segment, State, spill
-from gpuworker.segment.wire import KIND_SHIFT, META_MASK, META_SHIFT, SLOT_MASK, TOTAL_MASK, WAKE, data_start, describe
+from gpuworker.segment.wire import KIND_SHIFT, META_MASK, META_SHIFT, LINE, SLOT_MASK, TOTAL_MASK, WAKE, data_start, describe
 
 SLICE_NS = 50_000_000  # how long a wait trusts the owner before it asks the kernel whether the owner lives
-_BYTES, _STR, _ERROR, _SPILLED = lib.GW_KIND_BYTES, lib.GW_KIND_STR, lib.GW_KIND_ERROR, lib.GW_KIND_SPILLED
+_BYTES, _ARRAY, _ERROR, _SPILLED = lib.GW_KIND_BYTES, lib.GW_KIND_ARRAY, lib.GW_KIND_ERROR, lib.GW_KIND_SPILLED
+_UINT8 = np.dtype(np.uint8)
 _submit, _wait, _release = lib.gw_submit, lib.gw_wait, lib.gw_release
 
 
@@ -37,7 +39,10 @@ class Link:
 
     def send(self, request: Any, deadline_ns: int) -> int:
         """Enqueues a request. -> its ticket, or a negative errno when no slot was to be had; raises for payloads that cannot go."""
-        kind, meta, data, data_bytes = encode(request, self.allow_pickle)
+        if request.__class__ is bytes:  # the commonest kinds are short-cut, here and in _take
+            kind, meta, data, data_bytes = _BYTES, b"", request, len(request)
+        else:
+            kind, meta, data, data_bytes = encode(request, self.allow_pickle)
         if data.__class__ is not Parts:
             ticket: int = _submit(self.port, kind, meta, len(meta), data, data_bytes, deadline_ns)
             if ticket != -errno.EMSGSIZE:
@@ -53,17 +58,14 @@ class Link:
             raise
         return self._send_in_pieces(kind, meta, data, data_bytes, deadline_ns, ticket)
 
-    def _send_in_pieces(self, kind: int, meta: bytes, data: Any, data_bytes: int, deadline_ns: int, ticket: int | None = None) -> int:
+    def _send_in_pieces(self, kind: int, meta: bytes, data: Data, data_bytes: int, deadline_ns: int, ticket: int | None = None) -> int:
         start = data_start(len(meta))
         draft = self.draft(start + data_bytes, ticket)
         if isinstance(draft, int):
             return draft
         with draft:
             draft.area[: len(meta)] = meta
-            if isinstance(data, Parts):
-                data.write(draft.area[start : start + data_bytes])
-            else:
-                draft.area[start : start + data_bytes] = data if isinstance(data, bytes) else ffi.buffer(data)
+            write_data(data, draft.area[start : start + data_bytes])
             return draft.publish(kind, len(meta), deadline_ns)
 
     def draft(self, total_bytes: int, ticket: int | None = None) -> Draft | int:
@@ -99,6 +101,8 @@ class Link:
             value: Any = self._response_bytes[ticket & SLOT_MASK][:total]
             _release(self.port, ticket)
             return value
+        if kind == _ARRAY:
+            return self._take_array(ticket, response)
         if kind & _SPILLED:
             area = spill.open_(self.segment, ticket, spill.RESPONSE, total)
             spill.remove(self.segment, ticket, spill.RESPONSE)
@@ -112,6 +116,16 @@ class Link:
         value = decode(kind, response >> META_SHIFT & META_MASK, total, area, True, self.allow_pickle)
         _release(self.port, ticket)
         return value
+
+    def _take_array(self, ticket: int, response: int) -> Any:
+        """Copied once, to a cache line of memory of its own, and its slot given back in the same call."""
+        meta = self._response_bytes[ticket & SLOT_MASK][: response >> META_SHIFT & META_MASK]
+        layout = parse_layout(meta, response & TOTAL_MASK)
+        memory = np.empty(layout.data_bytes + LINE, _UINT8)
+        skip = lib.gw_receive(self.port, ticket, layout.data_offset, ffi.from_buffer(memory), layout.data_bytes)
+        if skip < 0:
+            raise SegmentError(remedies.explain(skip, "this request belongs to another process (it was made before a fork)"))
+        return array_in(layout, memory, skip)
 
     def _check(self, ticket: int, deadline_ns: int) -> None:
         """After a slice without an answer: is it too late, is the owner gone?"""

@@ -64,8 +64,32 @@ def layout_for(dtype: np.dtype[Any], shape: tuple[int, ...], fortran: bool = Fal
     return Layout(meta, dtype, shape, fortran)
 
 
+def parse_layout(meta: bytes, total_bytes: int) -> Layout:
+    """The layout an untrusted description stands for, which has to fit `total_bytes`. Raises SegmentError."""
+    layout = parse_description(meta)
+    if layout.total_bytes > total_bytes:
+        raise SegmentError(f"malformed payload (array of {layout.total_bytes} bytes in {total_bytes})")
+    return layout
+
+
+def view_array(meta: bytes, total_bytes: int, area: memoryview) -> Array:
+    """The array that an untrusted `meta` describes, as a view of area[:total_bytes], read-only where that is. Raises SegmentError."""
+    layout = parse_description(meta)
+    if layout.total_bytes > total_bytes:
+        raise SegmentError(f"malformed payload (array of {layout.total_bytes} bytes in {total_bytes})")
+    return array_in(layout, area, layout.data_offset)
+
+
+def array_in(layout: Layout, memory: Any, start: int) -> Array:
+    """An array over `memory` from byte `start` on. Raises SegmentError for what numpy refuses (a shape of 65 dimensions, say, or too little memory)."""
+    try:
+        return np.ndarray(layout.shape, layout.dtype, memory, start, None, layout.order)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise SegmentError(f"malformed payload (array of shape {layout.shape}: {error})") from error
+
+
 @lru_cache(256)
-def parse_layout(meta: bytes) -> Layout:
+def parse_description(meta: bytes) -> Layout:
     """The layout an untrusted description stands for. Raises SegmentError."""
     try:
         if len(meta) > _MAX_LAYOUT_BYTES:
@@ -131,13 +155,10 @@ def write_data(data: Data, area: memoryview) -> None:
 
 
 def copy_array(layout: Layout, area: memoryview, start: int) -> Array:
-    """A fresh writable copy, on a cache line, of the array at `start`; the caller has checked that it lies in the area.
-
-    Raises TypeError, ValueError or OverflowError for a shape numpy refuses."""
+    """A fresh writable copy, on a cache line, of the array at `start`; the caller has checked that it lies in the area. Raises SegmentError."""
     size = layout.data_bytes
     memory = _empty(size + LINE, _UINT8)
     pointer = from_buffer(memory)
     skip = (_NULL - pointer) & (LINE - 1)  # bytes to the next cache line; the cheapest way to ask for an address
     _memmove(pointer + skip, area[start : start + size], size)
-    array: Array = np.ndarray(layout.shape, layout.dtype, memory, skip, None, layout.order)
-    return array
+    return array_in(layout, memory, skip)

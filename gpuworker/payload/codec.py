@@ -10,7 +10,7 @@ from numpy.typing import DTypeLike
 
 from gpuworker._native import lib
 from gpuworker.errors import SegmentError, UnsupportedPayload
-from gpuworker.payload.arrays import Data, Parts, copy_array, encode_array, from_buffer, layout_for, parse_layout, write_data
+from gpuworker.payload.arrays import Data, Parts, copy_array, encode_array, from_buffer, layout_for, parse_layout, view_array, write_data
 from gpuworker.payload.foreign import to_array
 from gpuworker.payload.tree import decode_tree, encode_tree
 
@@ -59,15 +59,13 @@ def decode(kind: int, meta_bytes: int, total_bytes: int, area: memoryview, copy:
     Arrays are views of the area, read-only where it is, or with `copy` fresh, writable, 64-byte aligned arrays. Everything else is always copied.
     Raises SegmentError for nonsense, UnsupportedPayload for a pickle where none is allowed."""
     if kind == ARRAY:
-        layout = parse_layout(area[:meta_bytes].tobytes())
-        if not layout.total_bytes <= total_bytes <= len(area):
-            raise SegmentError(f"malformed payload (array of {layout.total_bytes} bytes in {total_bytes} in an area of {len(area)})")
-        try:
-            if copy:
-                return copy_array(layout, area, layout.data_offset)
-            return _ndarray(layout.shape, layout.dtype, area, layout.data_offset, None, layout.order)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise SegmentError(f"malformed payload (array of shape {layout.shape}: {error})") from error
+        meta = area[:meta_bytes].tobytes()
+        if copy:
+            layout = parse_layout(meta, total_bytes)
+            if total_bytes > len(area):
+                raise SegmentError(f"malformed payload (array in {total_bytes} bytes in an area of {len(area)})")
+            return copy_array(layout, area, layout.data_offset)
+        return view_array(meta, total_bytes, area)
     if kind == TREE:
         if not 0 <= meta_bytes <= total_bytes <= len(area):
             raise SegmentError(f"malformed payload ({meta_bytes} + data = {total_bytes} bytes in an area of {len(area)})")

@@ -18,7 +18,20 @@ import numpy as np
 from msgspec import msgpack
 
 from gpuworker.errors import SegmentError
-from gpuworker.payload.arrays import ARRAY, LINE, MAX_META_BYTES, Array, Data, align, copy_array, layout_for, pack_arrays, parse_layout, place
+from gpuworker.payload.arrays import (
+    ARRAY,
+    LINE,
+    MAX_META_BYTES,
+    Array,
+    Data,
+    align,
+    array_in,
+    copy_array,
+    layout_for,
+    pack_arrays,
+    parse_description,
+    place,
+)
 from gpuworker.payload.dtypes import dtype_spec, restore_dtype
 from gpuworker.payload.foreign import refusal, to_array, too_deep
 
@@ -201,7 +214,7 @@ class _Reader:
 
     def extension(self, code: int, data: memoryview) -> Any:
         if code == ARRAY:
-            layout = parse_layout(data.tobytes())
+            layout = parse_description(data.tobytes())
             start = self.start
             end = start + layout.data_bytes
             if end > self.end:
@@ -209,7 +222,7 @@ class _Reader:
             self.start = end + LINE - 1 & -LINE
             if self.copy:
                 return copy_array(layout, self.area, start)
-            return np.ndarray(layout.shape, layout.dtype, self.area, start, None, layout.order)
+            return array_in(layout, self.area, start)
         if code == TUPLE:
             return tuple(self.items(data))
         if code == PAIRS:

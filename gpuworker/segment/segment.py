@@ -170,10 +170,9 @@ class Segment:
     def _become_owner(self, lock_fd: int, locked: bool = True) -> Segment:
         if not locked and lib.gw_try_lock(lock_fd, 0):
             raise SegmentError(f"cannot lock the new segment of worker {self.name!r}")
-        lib.gw_guard_fd(self.port, lock_fd)  # a forked child of the owner must not keep the lock
+        lib.gw_keep_lock(self.port, lock_fd)  # and no forked child of the owner does
         lib.gw_set_state(self.port, State.STARTING)
         lib.gw_set_owner(self.port, *identify())
-        self._lock_fd = lock_fd
         self.owned = True
         return self
 
@@ -240,7 +239,7 @@ class Segment:
     def close(self) -> None:
         """Closes the descriptors (an owner's lock with them). The mapping goes when the last view of it does."""
         if self.owned:
-            os.close(self._lock_fd)
+            lib.gw_drop_lock(self.port)
             self.owned = False
         if self.fd >= 0:
             os.close(self.fd)

@@ -99,7 +99,11 @@ class Stats:
         counts = dict(zip(_OWNER_COUNTERS, owner, strict=False))
         asked = dict(zip(_CLIENT_COUNTERS, client, strict=False))
         at = len(_OWNER_COUNTERS)
-        reasons, sizes, at = owner[at : at + lib.GW_REASONS], owner[at + lib.GW_REASONS : at + lib.GW_REASONS + _BUCKETS], at + lib.GW_REASONS + _BUCKETS
+        reasons, sizes, at = (
+            owner[at : at + lib.GW_REASONS],
+            owner[at + lib.GW_REASONS : at + lib.GW_REASONS + _BUCKETS],
+            at + lib.GW_REASONS + _BUCKETS,
+        )
         queue_wait, batch_wait, run = (Histogram.of(owner[at + i * _HISTOGRAM_WORDS : at + (i + 1) * _HISTOGRAM_WORDS]) for i in range(3))
         at = len(_CLIENT_COUNTERS)
         claim_wait, wake = (Histogram.of(client[at + i * _HISTOGRAM_WORDS : at + (i + 1) * _HISTOGRAM_WORDS]) for i in range(2))

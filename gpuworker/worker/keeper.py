@@ -61,7 +61,9 @@ class Keeper(threading.Thread):
         self._reap()
         if not self._warned and os.fstat(self._segment.fd).st_nlink == 0 and self._owner.stop_ns is None:
             self._warned = True
-            log.error("the segment's file was removed by somebody else (systemd's RemoveIPC?): joined clients go on, new ones cannot find this worker")
+            log.error(
+                "the segment's file was removed by somebody else (systemd's RemoveIPC?): joined clients go on, new ones cannot find this worker"
+            )
         if self._may_exit and self._owner.stop_ns is not None and now_ns > self._owner.stop_ns + EXIT_GRACE_NS:
             self._give_up()
 

@@ -52,7 +52,7 @@ class WorkerOptions:
             ("max_batch_size", 1, lib.GW_MAX_CAPACITY),
             ("capacity", 1, lib.GW_MAX_CAPACITY),
             ("max_request_bytes", 64, 1 << 34),
-            ("max_response_bytes", 64, 1 << 34),
+            ("max_response_bytes", 512, 1 << 34),
             ("max_payload_bytes", 0, 1 << 35),
             ("max_clients", 1, lib.GW_MAX_PARTICIPANTS),
             ("max_attempts", 1, 1 << 31),

@@ -12,23 +12,18 @@ from collections.abc import Callable
 from typing import Any
 
 from gpuworker._native import ffi, lib
-from gpuworker.errors import GpuWorkerError, PayloadTooLarge, SegmentError
-from gpuworker.payload import decode, encode, encode_error
-from gpuworker.payload.codec import Parts
 from gpuworker.scheduling import Policy, Reason, Run, Wait
-from gpuworker.segment import Segment, State, spill
-from gpuworker.segment.wire import KIND_SHIFT, META_MASK, META_SHIFT, SLOT_BITS, SLOT_MASK, TOTAL_MASK, data_start, describe
+from gpuworker.segment import Segment, State
+from gpuworker.segment.wire import SLOT_BITS, SLOT_MASK
 from gpuworker.worker import batch
 from gpuworker.worker.backlog import Backlog
+from gpuworker.worker.exchange import Exchange
 from gpuworker.worker.handler import Handler
 from gpuworker.worker.options import WorkerOptions
 
 log = logging.getLogger("gpuworker")
 
 TICK_NS = 100_000_000  # longest sleep: bounds what a wake-up lost to a killed frontend can cost
-_BYTES, _SPILLED, _ERROR = lib.GW_KIND_BYTES, lib.GW_KIND_SPILLED, lib.GW_KIND_ERROR
-_BYTES_END = (_BYTES + 1) << KIND_SHIFT
-_MALFORMED = (1 << 64) - 1
 
 
 class Owner:
@@ -41,8 +36,7 @@ class Owner:
         self._clock_ns = clock_ns
         self._port = segment.port
         self._backlog = Backlog(segment.port)
-        self._requests = [view.toreadonly() for view in segment.requests]  # run_batch may see a request twice: it must find it as it was
-        self._request_bytes = segment.request_buffers
+        self._exchange = Exchange(segment, options)
         self._taken = ffi.new("uint64_t[]", 2 * segment.capacity)
         self._stop_ns: int | None = None
 
@@ -89,26 +83,10 @@ class Owner:
 
     def _dispatch(self, count: int, reason: Reason) -> None:
         """Takes up to `count` from the front of the backlog, runs them and answers."""
-        port, taken, respond = self._port, self._taken, lib.gw_respond
-        n = lib.gw_take(port, count, taken)
+        n = lib.gw_take(self._port, count, reason, self._taken)
         if not n:
             return
-        pairs = ffi.unpack(taken, 2 * n)
-        tickets = pairs[::2]
-        requests: list[Any] = []
-        spilled: list[int] = []
-        unreadable: list[tuple[int, Exception]] = []  # its sender's error, and no reason for the others to fail
-        for ticket, request in zip(tickets, pairs[1::2]):  # noqa: B905 (strict= costs 0.1 us a batch)
-            if request < _BYTES_END:  # kind 0, the commonest: short-cut
-                requests.append(self._request_bytes[ticket & SLOT_MASK][: request & TOTAL_MASK])
-                continue
-            try:
-                requests.append(self._decode(ticket, request, spilled))
-            except Exception as error:
-                unreadable.append((ticket, error))
-        if unreadable:
-            bad = {ticket for ticket, _ in unreadable}
-            tickets = [ticket for ticket in tickets if ticket not in bad] + [ticket for ticket, _ in unreadable]
+        tickets, requests = self._exchange.read(ffi.unpack(self._taken, 2 * n))
         outcomes: list[Any] = []
         try:
             if requests:
@@ -117,67 +95,7 @@ class Owner:
             outcomes = [error] * len(requests)
             raise
         finally:
-            outcomes += [error for _, error in unreadable]
-            for ticket, outcome in zip(tickets, outcomes, strict=True):
-                if outcome.__class__ is not bytes or respond(port, ticket, _BYTES, b"", 0, outcome, len(outcome)):
-                    self._respond(ticket, outcome)
-            lib.gw_finish(port, taken, n, reason)
-            for ticket in spilled:
-                self._clean_up(ticket)
-
-    def _clean_up(self, ticket: int) -> None:
-        spill.remove(self.segment, ticket, spill.REQUEST)
-        if lib.gw_phase(self._port, ticket) <= lib.GW_FREE:  # nobody is left to read the response
-            spill.remove(self.segment, ticket, spill.RESPONSE)
-
-    def _decode(self, ticket: int, request: int, spilled: list[int]) -> Any:
-        if request == _MALFORMED:
-            raise SegmentError("malformed payload: it claims to be larger than its slot")
-        kind, total = request >> KIND_SHIFT, request & TOTAL_MASK
-        area = self._requests[ticket & SLOT_MASK]
-        if kind & _SPILLED:
-            kind &= ~_SPILLED
-            spilled.append(ticket)
-            area = spill.open_(self.segment, ticket, spill.REQUEST, total)
-        if kind >= _ERROR:
-            raise SegmentError(f"malformed payload: kind {kind}")
-        return decode(kind, request >> META_SHIFT & META_MASK, total, area, False, self.options.allow_pickle)
-
-    def _respond(self, ticket: int, outcome: Any) -> None:
-        """Writes an outcome to the response area, or to a spill file; one that cannot cross becomes the error that says so."""
-        try:
-            if not isinstance(outcome, BaseException):
-                kind, meta, data, data_bytes = encode(outcome, self.options.allow_pickle)
-                if data.__class__ is not Parts and not lib.gw_respond(self._port, ticket, kind, meta, len(meta), data, data_bytes):
-                    return
-                self._respond_in_pieces(ticket, kind, meta, data, data_bytes)
-                return
-        except GpuWorkerError as error:
-            outcome = error
-        except Exception as error:
-            log.exception("a result of %s could not be encoded", self.handler.name)
-            outcome = error
-        blob = encode_error(outcome)
-        if lib.gw_respond(self._port, ticket, _ERROR, b"", 0, blob, len(blob)):
-            blob = encode_error(type(outcome)("") if type(outcome).__module__ == "builtins" else SegmentError("an error that does not fit the response area"))
-            if lib.gw_respond(self._port, ticket, _ERROR, b"", 0, blob, len(blob)):
-                lib.gw_respond(self._port, ticket, _ERROR, b"", 0, b"", 0)
-
-    def _respond_in_pieces(self, ticket: int, kind: int, meta: bytes, data: Any, data_bytes: int) -> None:
-        start = data_start(len(meta))
-        total = start + data_bytes
-        if total > self.segment.response_bytes:
-            if total > self.options.max_payload_bytes:
-                raise PayloadTooLarge(total, self.options.max_payload_bytes, "response")
-            area, kind = spill.create(self.segment, ticket, spill.RESPONSE, total), kind | _SPILLED
-        else:
-            area = self.segment.responses[ticket & SLOT_MASK]
-        area[: len(meta)] = meta
-        if isinstance(data, Parts):
-            data.write(area[start:total])
-        else:
-            area[start:total] = data if isinstance(data, bytes) else ffi.buffer(data)
-        lib.gw_responded(self._port, ticket, describe(kind, len(meta), total))
+            self._exchange.answer(tickets, outcomes)
 
     def _log_failure(self, error: Exception, count: int) -> None:
         ids = ", ".join(f"{ticket & SLOT_MASK}.{ticket >> SLOT_BITS}" for ticket in ffi.unpack(self._taken, 2 * count)[::2])

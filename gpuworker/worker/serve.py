@@ -57,9 +57,7 @@ class Session:
         port, options = self.segment.port, self.options
         try:
             lib.gw_recover(port, options.max_attempts)
-            lib.gw_set_policy(
-                port, ON_FULL[options.on_full], WAKE[options.wake], *options.quotas, int(options.allow_pickle), options.max_batch_size
-            )
+            lib.gw_set_policy(port, ON_FULL[options.on_full], WAKE[options.wake], *options.quotas, int(options.allow_pickle), options.max_batch_size)
             info = {"name": self._name, "handler": self.handler.name, "options": vars(options)}
             blob = json.dumps(info).encode()
             lib.gw_set_info(port, blob, len(blob))
