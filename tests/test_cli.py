@@ -16,6 +16,8 @@ from gpuworker._native import lib
 from gpuworker.cli import build_parser, control, inspect, main
 from gpuworker.segment import Geometry, Segment
 from gpuworker.segment.liveness import Identity, identify
+from gpuworker.segment.stats import Stats
+from tests.conftest import eventually
 
 HANDLERS = """
 import os, time
@@ -79,7 +81,7 @@ def test_serve_answers_and_drains_on_a_signal(serve, name, number):
         assert part in owner.ready_line
     with gpuworker.connect(name) as client:
         assert client.submit(b"question") == b"QUESTION"
-    options = gpuworker.segment.stats.Stats.of(name).options
+    options = Stats.of(name).options
     assert (options["max_batch_size"], options["max_wait_ms"], options["isolate_errors"], options["client_quota"]) == (4, 0.5, False, 7)
     owner.send_signal(number)
     assert owner.wait(30) == 0
@@ -94,27 +96,37 @@ def test_the_console_script_finds_modules_of_the_current_directory(serve):
 
 
 MISTAKES = [
-    (["handlers:uper"], 1, "has no attribute 'uper'"),
-    (["handler:upper"], 1, "No module named 'handler'"),
-    (["handlers"], 1, "write it as 'module:attribute'"),
-    (["handlers:os"], 1, "has no run_batch"),
-    (["handlers:upper", "--capacity", "0"], 1, "capacity=0: give an integer from 1"),
-    (["handlers:upper", "--wake", "sometimes"], 1, "wake='sometimes': choose one of 'park'"),
-    (["handlers:upper", "--max-batch", "3"], 2, "unknown option --max-batch; did you mean --max-batch-size?"),
-    (["handlers:upper", "--capacity", "many"], 2, "argument --capacity: invalid int value: 'many'"),
-    (["handlers:upper", "--name", "a/b"], 2, "worker name 'a/b': use 1 to 100 letters"),
+    (["handlers:uper"], "has no attribute 'uper'"),
+    (["handler:upper"], "No module named 'handler'"),
+    (["handlers"], "write it as 'module:attribute'"),
+    (["handlers:os"], "has no run_batch"),
+    (["handlers:upper", "--capacity", "0"], "capacity=0: give an integer from 1"),
+    (["handlers:upper", "--wake", "sometimes"], "wake='sometimes': choose one of 'park'"),
 ]
 
 
-@pytest.mark.parametrize(("args", "code", "message"), MISTAKES, ids=[" ".join(args) for args, _, _ in MISTAKES])
-def test_a_mistake_is_one_clear_line(app, name, args, code, message):
+@pytest.mark.parametrize(("args", "message"), MISTAKES, ids=[" ".join(args) for args, _ in MISTAKES])
+def test_a_mistake_is_one_clear_line(app, name, args, message):
     done = command("serve", "--name", name, *args, cwd=app)
-    assert done.returncode == code
-    assert message in done.stderr.splitlines()[-1]
-    assert "Traceback" not in done.stderr
-    if code == 1:
-        assert done.stderr.count("\n") == 1
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert message in done.stderr
     assert name not in gpuworker.segment.worker_names()
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--max-batch", "3"], "unknown option --max-batch; did you mean --max-batch-size?"),
+        (["--nmae", "n"], "unknown option --nmae; did you mean --name?"),
+        ([], "the following arguments are required: --name"),
+        (["--name", "n", "--capacity", "many"], "argument --capacity: invalid int value: 'many'"),
+        (["--name", "n/a"], "worker name 'n/a': use 1 to 100 letters"),
+    ],
+)
+def test_wrong_usage_is_explained(args, message, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["serve", "handlers:upper", *args])
+    assert message in capsys.readouterr().err.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
@@ -130,7 +142,7 @@ def test_the_handlers_own_error_comes_with_its_traceback(app, name, handler, sho
     assert done.returncode == 1
     for part in shown:
         assert part in done.stderr
-    assert "gpuworker/worker" not in done.stderr.partition("SyntaxError")[0] or handler.startswith("garbled")
+    assert "gpuworker/worker/" not in done.stderr
     assert name not in gpuworker.segment.worker_names()
 
 
@@ -165,7 +177,7 @@ def test_list_shows_the_living_the_dead_and_the_unusable(app, serve, name, in_pr
     fifo = Path(f"/dev/shm/gpuworker-{name}-fifo")
     junk.touch(0o600)
     os.mkfifo(fifo)
-    serving = gpuworker.segment.stats.Stats.of(name)
+    serving = Stats.of(name)
     assert main(["list", "--json"]) == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
     assert (rows[alive.name]["state"], rows[alive.name]["capacity"], rows[alive.name]["pid"]) == ("serving", 16, os.getpid())
@@ -288,8 +300,7 @@ def test_stop_says_that_a_worker_still_drains(app, serve, name, capsys):
     owner = serve()
     with gpuworker.connect(name) as client:
         held = client.enqueue(b"hold")
-        while gpuworker.segment.stats.Stats.of(name).batch_running_s == 0:
-            pass
+        eventually(lambda: Stats.of(name).batch_running_s > 0)
         assert main(["stop", name, "--timeout-s", "0.1"]) == 1
         assert "it is still draining; wait longer (--timeout-s)" in capsys.readouterr().err
         (app / "release").touch()
@@ -301,7 +312,7 @@ def test_stop_kill_ends_what_does_not_end_by_itself(serve, name, capsys):
     owner = serve()
     owner.send_signal(signal.SIGSTOP)
     assert main(["stop", name, "--timeout-s", "0.1"]) == 1
-    assert "it is still serving (its handler holds the GIL, or the process is stopped)" in capsys.readouterr().err
+    assert "(its handler holds the GIL, or the process is stopped); wait longer" in capsys.readouterr().err
     assert main(["stop", name, "--timeout-s", "0.1", "--kill"]) == 0
     assert "was killed" in capsys.readouterr().out
     assert owner.wait(30) == -signal.SIGKILL

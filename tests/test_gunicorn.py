@@ -5,8 +5,8 @@ import http.client
 import json
 import os
 import pathlib
+import re
 import signal
-import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -33,14 +33,10 @@ class Gunicorn:
         self.worker_count = workers
         self.configure(workers=workers, preload=preload, handler=handler, **options)
         os.mkfifo(self.fifo)
-        listener = socket.create_server(("127.0.0.1", 0), backlog=64)
-        self.port = listener.getsockname()[1]
-        bind = f"fd://{listener.fileno()}"
-        with listener, open(self.log_file, "wb") as log:
+        with open(self.log_file, "wb") as log:
             self.process = subprocess.Popen(
-                [pathlib.Path(sys.executable).with_name("gunicorn"), "-c", str(APP / "conf.py"), "--chdir", str(APP), "-b", bind, "app:app"],
+                [pathlib.Path(sys.executable).with_name("gunicorn"), "-c", APP / "conf.py", "--chdir", APP, "-b", "127.0.0.1:0", "app:app"],
                 env={**os.environ, "TEST_WORKER": name, "TEST_OPTIONS": str(self.options_file)},
-                pass_fds=[listener.fileno()],
                 stdout=log,
                 stderr=log,
             )
@@ -53,7 +49,7 @@ class Gunicorn:
         return self.log_file.read_text()
 
     def call(self, method, path="/", body=None, **headers):
-        """-> status, JSON, headers. Before gunicorn is up it waits: the port is open already."""
+        """-> status, JSON, headers."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         with contextlib.closing(connection):
             connection.request(method, path, body, headers)
@@ -71,6 +67,8 @@ class Gunicorn:
 
     def up(self):
         """Waits until it serves with all its workers. -> pid of the owner."""
+        eventually(lambda: "Listening at" in self.log(), 60)
+        self.port = int(re.search(r"Listening at: http://127.0.0.1:(\d+)", self.log())[1])
         status, body = self.health()
         assert (status, body["status"]) == (200, "ok")
         eventually(lambda: len(self.workers()) == self.worker_count)

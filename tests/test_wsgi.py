@@ -24,7 +24,15 @@ class Web:
 
     def __call__(self, method="POST", path="/", body=b"", query="", **environ):
         errors = io.StringIO()
-        environ = {"REQUEST_METHOD": method, "SCRIPT_NAME": "/api", "PATH_INFO": path, "QUERY_STRING": query, "wsgi.input": io.BytesIO(body), "wsgi.errors": errors, **environ}
+        environ = {
+            "REQUEST_METHOD": method,
+            "SCRIPT_NAME": "/api",
+            "PATH_INFO": path,
+            "QUERY_STRING": query,
+            "wsgi.input": io.BytesIO(body),
+            "wsgi.errors": errors,
+            **environ,
+        }
         if body:
             environ.setdefault("CONTENT_LENGTH", str(len(body)))
         setup_testing_defaults(environ)

@@ -120,7 +120,8 @@ def run(args: argparse.Namespace) -> int:
 
 def show(error: Exception, what: str) -> NoReturn:
     """Prints the traceback, without our frames above the user's, and raises CommandError."""
-    traceback.print_exception(type(error), error, users_part(error) or error.__traceback__)
+    part = users_part(error)
+    traceback.print_exception(type(error), error, error.__traceback__ if part is None and not isinstance(error, SyntaxError) else part)
     raise CommandError(what) from None
 
 
