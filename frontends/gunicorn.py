@@ -16,7 +16,8 @@ without, call the same owner. A configuration with hooks of its own calls ours i
 What happens when:
 - gunicorn starts: the owner loads its handler before the port is opened; if it cannot, gunicorn logs the handler's traceback and exits with status 1.
   `--preload` imports the application even before that, so requests may be sent from requests, not from module level.
-- HUP: workers are replaced, the owner stays. A changed handler or option is logged as needing a restart; a sidecar new in the file is started.
+- HUP: workers are replaced, the owner stays. A changed handler or option is logged as needing a restart; a sidecar new in the file is started,
+  one that is gone from it stays.
 - the owner dies: another is started, after 0.5 s and then after longer and longer pauses (frontends/supervisor.py). Until then requests fail fast.
 - gunicorn is told to stop: the workers finish their requests, then the owner drains and ends. It also ends when the master is killed.
 - USR2: the new master's workers go on with the old master's owner; when the old master ends, its owner does, and the new master starts one with the
@@ -57,8 +58,8 @@ def sidecar(handler: str, *, name: str, **options: Any) -> Hooks:
 
     def on_starting(server: Any) -> None:
         try:
-            _start(wanted, server)
-        except GpuWorkerError as error:
+            _start(wanted, server, standby=server.master_pid != 0)  # its master_pid: the old master's, after USR2
+        except (GpuWorkerError, OSError) as error:
             server.log.critical("%s", error)
             if server.pidfile is not None:
                 server.pidfile.unlink()
@@ -68,8 +69,8 @@ def sidecar(handler: str, *, name: str, **options: Any) -> Hooks:
         running = _supervisors.get(name)
         if running is None or not running.is_running():
             try:
-                _start(wanted, server)
-            except GpuWorkerError as error:  # a reload should not end a service
+                _start(wanted, server, standby=True)  # the owner may be draining still after its supervisor was killed
+            except (GpuWorkerError, OSError) as error:  # a reload should not end a service
                 server.log.error("%s", error)
         elif running.job != wanted.job:
             server.log.warning("Worker %s goes on as it was started; what changed in its configuration needs a restart of gunicorn", name)
@@ -82,9 +83,9 @@ def sidecar(handler: str, *, name: str, **options: Any) -> Hooks:
     return Hooks(on_starting, on_reload, on_exit)
 
 
-def _start(supervisor: Supervisor, server: Any) -> None:
+def _start(supervisor: Supervisor, server: Any, standby: bool) -> None:
     """In on_starting and not in when_ready: there the port would be open already, and Ctrl-C would wait until the handler is loaded."""
     ids = {"user": server.cfg.uid, "group": server.cfg.gid} if os.geteuid() == 0 else {}
-    pid = supervisor.start(standby=server.master_pid != 0, **ids)  # its master_pid: the old master's, after USR2
+    pid = supervisor.start(standby, **ids)
     _supervisors[supervisor.name] = supervisor
     server.log.info("Worker %s is owned by process %d", supervisor.name, pid)

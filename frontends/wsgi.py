@@ -38,14 +38,15 @@ def make_app(
     *,
     timeout: float = 20.0,
     max_body_bytes: int = 8 << 20,
-    stuck_after: health.Limits = health.Limits(),  # noqa: B008 (immutable)
+    stale_heartbeat_s: float = 5.0,
+    long_batch_s: float = 30.0,
 ) -> WSGIApplication:
     """A WSGI application that calls one worker.
 
     worker: its name, or a client with options of its own, e.g. gpuworker.connect("embed", on_full="block").
     timeout: seconds after which any request is answered with 504; keep it below the server's own (gunicorn kills a sync worker after 30 s).
     max_body_bytes: a longer body is answered with 413.
-    stuck_after: when /healthz turns red although the owner lives.
+    stale_heartbeat_s, long_batch_s: /healthz is red although the owner lives when it gave no sign, or was in one batch, for longer than this.
     """
     client = gpuworker.connect(worker, connect_timeout_s=CONNECT_TIMEOUT_S) if isinstance(worker, str) else worker
 
@@ -64,7 +65,7 @@ def make_app(
             return reply
 
     def healthz(environ: WSGIEnvironment) -> Reply:
-        state = health.check(client.name, stuck_after)
+        state = health.check(client.name, stale_heartbeat_s, long_batch_s)
         return replies.success(state, HTTPStatus.OK if state["status"] == "ok" else HTTPStatus.SERVICE_UNAVAILABLE)
 
     routes: dict[str, tuple[tuple[str, ...], Callable[[WSGIEnvironment], Reply]]] = {

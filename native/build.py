@@ -70,6 +70,7 @@ int gw_release(gw_port *port, int64_t ticket);
 int64_t gw_receive(gw_port *port, int64_t ticket, uint64_t from, char *into, uint64_t bytes);
 int gw_cancel(gw_port *port, int64_t ticket);
 int gw_phase(gw_port *port, int64_t ticket);
+int64_t gw_unsettled(gw_port *port);
 
 int gw_open_backlog(gw_port *port);
 const gw_item *gw_backlog(const gw_port *port);

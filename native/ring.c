@@ -31,6 +31,17 @@ static gw_slot *own_slot(gw_port *port, int64_t ticket) {
 
 static void forget(gw_port *port) { atomic_fetch_sub_explicit(&port->inflight, 1, memory_order_relaxed); }
 
+/* The slot that this thread claimed last and has not waited for: a Python signal handler (KeyboardInterrupt) may run between the claim's return and the
+ * storing of its result, and then this is the only one who knows the ticket. */
+static _Thread_local struct { const gw_port *port; int64_t ticket; } unsettled;
+
+/* The ticket of that slot if it is one of this port's, else 0; and forgets it. */
+int64_t gw_unsettled(gw_port *port) {
+    int64_t ticket = unsettled.port == port ? unsettled.ticket : 0;
+    unsettled.port = NULL;
+    return ticket;
+}
+
 int64_t gw_claim(gw_port *port) {
     if (is_forked(port)) return -ECHILD;
     gw_header *header = port->header;
@@ -58,7 +69,8 @@ int64_t gw_claim(gw_port *port) {
         while (sem_trywait(&slot->semaphore) == 0) {}       /* permits of an earlier life */
         slot->attempts = 0;
         atomic_store_explicit(&port->home, i, memory_order_relaxed);
-        return gw_ticket(claimed, i);
+        unsettled.port = port;
+        return unsettled.ticket = gw_ticket(claimed, i);
     }
     forget(port);
     return -EAGAIN;
@@ -140,6 +152,7 @@ int64_t gw_poll(gw_port *port, int64_t ticket) {
 
 int64_t gw_wait(gw_port *port, int64_t ticket, uint64_t deadline_ns, uint64_t slice_ns) {
     gw_slot *slot = own_slot(port, ticket);
+    unsettled.port = NULL;
     if (!slot) return -ECHILD;
     uint64_t start = gw_now(), until = start + slice_ns;
     if (deadline_ns && deadline_ns < until) until = deadline_ns;

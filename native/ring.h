@@ -60,6 +60,7 @@ int gw_release(gw_port *port, int64_t ticket);
 int64_t gw_receive(gw_port *port, int64_t ticket, uint64_t from, void *into, uint64_t bytes); /* copy out + release; -> offset used in `into` */
 int gw_cancel(gw_port *port, int64_t ticket);                       /* 0 never ran | 1 was running | 2 is answered: nothing changed */
 int gw_phase(gw_port *port, int64_t ticket);
+int64_t gw_unsettled(gw_port *port);                                /* see ring.c */
 
 /* Owner (owner.c). One thread forms and finishes batches; gw_expire and gw_reap may run in one other thread. */
 int gw_open_backlog(gw_port *port);

@@ -12,63 +12,15 @@ from types import SimpleNamespace
 import pytest
 
 import gpuworker
-from gpuworker._native import lib
-from gpuworker.cli import build_parser, control, inspect, main
-from gpuworker.segment import Geometry, Segment
-from gpuworker.segment.liveness import Identity, identify
+from gpuworker.cli import build_parser, inspect, main
 from gpuworker.segment.stats import Stats
-from tests.conftest import eventually
 
-HANDLERS = """
-import os, time
-
-def upper(requests):
-    while b"hold" in requests and not os.path.exists("release"):
-        time.sleep(0.005)
-    return [request.upper() for request in requests]
-
-class Broken:
-    def load(self):
-        raise RuntimeError("weights are missing")
-    def run_batch(self, requests):
-        return requests
-"""
-SMALL = ("--capacity", "16", "--max-request-bytes", "4096", "--max-response-bytes", "4096")
-
-
-@pytest.fixture
-def app(tmp_path, name):
-    """A user's project folder; segments of workers killed in a test are removed after it."""
-    (tmp_path / "handlers.py").write_text(HANDLERS)
-    (tmp_path / "lacks.py").write_text("import nothing_of_this_name\n")
-    (tmp_path / "garbled.py").write_text("def run_batch(\n")
-    yield tmp_path
-    for left in Path("/dev/shm").glob(f"gpuworker-{name}*"):
-        left.unlink()
+pytest_plugins = ("tests.served_app",)
 
 
 def command(*args, cwd=None, **options):
     """The command in a process of its own, to its end."""
     return subprocess.run([sys.executable, "-m", "gpuworker.cli", *args], cwd=cwd, capture_output=True, text=True, timeout=60, **options)
-
-
-@pytest.fixture
-def serve(app, name):
-    """Starts `gpuworker serve` and waits for its ready line."""
-    started = []
-
-    def start(*args, program=(sys.executable, "-m", "gpuworker.cli")):
-        process = subprocess.Popen([*program, "serve", "handlers:upper", "--name", name, *SMALL, *args], cwd=app, stderr=subprocess.PIPE, text=True)
-        started.append(process)
-        process.ready_line = next((line for line in process.stderr if "ready" in line), "")
-        assert process.ready_line
-        return process
-
-    yield start
-    for process in started:
-        process.kill()
-        process.wait()
-        process.stderr.close()
 
 
 # serve
@@ -106,10 +58,11 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("args", "message"), MISTAKES, ids=[" ".join(args) for args, _ in MISTAKES])
-def test_a_mistake_is_one_clear_line(app, name, args, message):
-    done = command("serve", "--name", name, *args, cwd=app)
-    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-    assert message in done.stderr
+def test_a_mistake_is_one_clear_line(imported_app, name, args, message, capsys):
+    assert main(["serve", "--name", name, *args]) == 1
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert message in err
     assert name not in gpuworker.segment.worker_names()
 
 
@@ -138,7 +91,7 @@ def test_wrong_usage_is_explained(args, message, capsys):
     ],
 )
 def test_the_handlers_own_error_comes_with_its_traceback(app, name, handler, shown):
-    done = command("serve", handler, "--name", name, *SMALL, cwd=app)
+    done = command("serve", handler, "--name", name, cwd=app)
     assert done.returncode == 1
     for part in shown:
         assert part in done.stderr
@@ -282,76 +235,6 @@ def test_an_unknown_name_suggests_the_nearest(in_process, gate, capsys):
         assert err.count("\n") == 1
         assert f"no worker named '{worker.name}s' is running" in err
         assert f"did you mean {worker.name!r}?" in err
-
-
-# stop
-
-
-def test_stop_waits_until_the_worker_is_gone(serve, name, capsys):
-    owner = serve()
-    assert main(["stop", name]) == 0
-    assert f"worker {name!r} (process {owner.pid}) has stopped after" in capsys.readouterr().out
-    assert owner.wait(30) == 0
-    assert main(["stop", name]) == 1
-    assert "no worker named" in capsys.readouterr().err
-
-
-def test_stop_says_that_a_worker_still_drains(app, serve, name, capsys):
-    owner = serve()
-    with gpuworker.connect(name) as client:
-        held = client.enqueue(b"hold")
-        eventually(lambda: Stats.of(name).batch_running_s > 0)
-        assert main(["stop", name, "--timeout-s", "0.1"]) == 1
-        assert "it is still draining; wait longer (--timeout-s)" in capsys.readouterr().err
-        (app / "release").touch()
-        assert held.result(timeout=30) == b"HOLD"
-    assert owner.wait(30) == 0
-
-
-def test_stop_kill_ends_what_does_not_end_by_itself(serve, name, capsys):
-    owner = serve()
-    owner.send_signal(signal.SIGSTOP)
-    assert main(["stop", name, "--timeout-s", "0.1"]) == 1
-    assert "(its handler holds the GIL, or the process is stopped); wait longer" in capsys.readouterr().err
-    assert main(["stop", name, "--timeout-s", "0.1", "--kill"]) == 0
-    assert "was killed" in capsys.readouterr().out
-    assert owner.wait(30) == -signal.SIGKILL
-    assert main(["stop", name]) == 1
-    assert f"is not running: its process {owner.pid} has died" in capsys.readouterr().err
-    serve()  # takes the dead one's segment over
-    assert main(["stop", name]) == 0
-
-
-def test_stop_leaves_a_program_alone_that_goes_on_after_serving(app, name, capsys, monkeypatch):
-    monkeypatch.setattr(control, "EXIT_GRACE_S", 0.05)
-    program = f"import gpuworker, sys; gpuworker.serve('handlers:upper', name={name!r}); sys.stdin.read()"
-    with subprocess.Popen([sys.executable, "-c", program], cwd=app, stdin=subprocess.PIPE) as process:
-        gpuworker.connect(name, connect_timeout_s=30).submit(b"x")
-        assert main(["stop", name]) == 0
-        assert f"process {process.pid} goes on without it" in capsys.readouterr().out
-        assert process.poll() is None
-        process.stdin.close()
-
-
-def test_stop_never_signals_a_stranger_who_got_the_pid(name, capsys):
-    with subprocess.Popen(["sleep", "60"]) as stranger:
-        segment = Segment.own(name, Geometry(4, 64, 512, 1))
-        lib.gw_set_owner(segment.port, stranger.pid, identify(stranger.pid).start_ticks - 1, identify().pid_namespace)
-        assert main(["stop", name]) == 1
-        assert "is not running" in capsys.readouterr().err
-        segment.unlink()
-        assert stranger.poll() is None
-        right = identify(stranger.pid)
-        assert control.open_process(Identity(right.pid, right.start_ticks - 1, right.pid_namespace)) == -1
-        os.close(control.open_process(right))
-        stranger.kill()
-    assert control.open_process(right) == -1
-
-
-def test_stop_of_a_worker_in_another_pid_namespace_explains(in_process, gate, capsys, monkeypatch):
-    monkeypatch.setattr(control, "is_local", lambda segment: False)
-    assert main(["stop", in_process(gate).name]) == 1
-    assert "another pid namespace" in capsys.readouterr().err
 
 
 # the rest

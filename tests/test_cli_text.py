@@ -65,8 +65,9 @@ def stats(**changes):
 
 
 BUSY = {
-    "slots_in_use": 12, "clients": (ClientView(11, 2), ClientView(12, 10)), "submitted": 1200, "completed": 1100, "failed": 3, "rejected": 85,
-    "requeued": 2, "batches": 100, "mean_batch_size": 11.03, "batch_sizes": {"1": 25, "16": 75}, "dispatch_reasons": {"full": 30, "age": 70, "drain": 0},
+    "slots_in_use": 12, "clients": (ClientView(11, 2), ClientView(12, 10)),
+    "submitted": 1200, "completed": 1100, "failed": 3, "rejected": 85, "requeued": 2,
+    "batches": 100, "mean_batch_size": 11.03, "batch_sizes": {"1": 25, "16": 75}, "dispatch_reasons": {"full": 30, "age": 70, "drain": 0},
     "run": histogram(2000, 2000, 2000, 8000), "wake": histogram(45.0),
 }  # fmt: skip
 
@@ -74,10 +75,10 @@ BUSY = {
 def test_a_screen():
     shown = screen.lines(stats(**BUSY))
     assert shown[:2] == ["worker embed: serving, process 4321, up 3 min 12 s", "handler app.model:Embed"]
-    assert [line for line in shown if line.startswith("  submitted")] == ["  submitted  1,200        completed       1,100"]
-    assert [line for line in shown if line.startswith("  requeued")] == ["  requeued       2        reaped clients      0"]
+    assert [line for line in shown if line.startswith("  submitted")] == ["  submitted  1,200      completed     1,100"]
+    assert [line for line in shown if line.startswith("  requeued")] == ["  requeued       2      dead clients      0"]
     assert not [line for line in shown if "fallbacks" in line]
-    assert [line.split()[-4:] for line in shown if line.startswith("  run ")] == [["8.05", "ms", "3.5", "ms", "4"][-4:]]
+    assert [line.split()[-4:] for line in shown if line.startswith("  run ")] == [["ms", "3.5", "ms", "4"]]
     assert [line.split()[-4:] for line in shown if line.startswith("  claim ")] == [["-", "-", "-", "0"]]
     assert "batches: 100, mean size 11 of 32" in shown
     assert "  left because: age 70%, full 30%" in shown
@@ -90,10 +91,10 @@ def test_a_screen():
 
 def test_a_screen_of_nothing_and_of_very_much():
     assert "batches: none" in screen.lines(stats())
-    many = {name: 10**12 for pair in screen.COUNTERS for name in pair}
+    many = {name: 10**9 for pair in screen.COUNTERS for name in pair}
     before = stats()
-    busy = stats(**many, clients=tuple(ClientView(4_000_000 + i, 3) for i in range(20)), run=histogram(*[5e9] * 3), batches=10**10)
-    shown = screen.lines(busy, screen.Interval.between(before, busy, 2.0))
+    busy = stats(**many, clients=tuple(ClientView(4_000_000 + i, 3) for i in range(20)), run=histogram(*[1e8] * 3), batches=10**8)
+    shown = screen.lines(busy, screen.Interval.between(before, busy, 2e4))
     assert shown[-1] == "  and 12 more with 36 slots"
     assert max(map(len, shown)) <= 80
 
@@ -110,7 +111,7 @@ def test_many_batch_sizes_are_grouped_by_powers_of_two():
 def test_what_is_remarkable_comes_first():
     dead = screen.heading(stats(owner_alive=False, heartbeat_age_s=61.5, batch_running_s=70))
     assert dead[0] == "worker embed: dead, process 4321"
-    assert dead[2:] == ["it died while serving, last heard of 61.5 s ago; the next start of this name takes over"]
+    assert dead[2:] == ["it died while serving, last heard of 61.5 s ago", "the next start of this name takes its segment over"]
     assert screen.heading(stats(heartbeat_age_s=12))[2].startswith("no heartbeat for 12 s: its handler holds the GIL")
     assert screen.heading(stats(batch_running_s=1.5))[2:] == ["a batch has been running for 1.5 s"]
     assert screen.heading(stats(state="starting", heartbeat_age_s=12, handler=""))[1:] == ["handler (not known yet)"]
@@ -126,8 +127,8 @@ def test_an_interval_counts_from_the_reading_before():
     assert (recent.stats.submitted, recent.stats.failed, recent.stats.batches, recent.stats.mean_batch_size) == (100, 0, 10, 5.0)
     assert recent.stats.batch_sizes == {"16": 9, "3": 1}
     assert recent.stats.dispatch_reasons == {"full": 10}
-    assert (recent.stats.run.count, recent.stats.run.mean_us) == (2, 1000.0)
-    assert "  submitted  1,300  25/s      completed       1,150   12/s" in screen.lines(now, recent)
+    assert (recent.stats.run.count, round(recent.stats.run.mean_us)) == (2, 1000)
+    assert "  submitted  1,300  25/s    completed     1,150  12/s" in screen.lines(now, recent)
     assert "batches in the last 4 s: 10 (2.5/s), mean size 5 of 32" in screen.lines(now, recent)
     assert screen.Interval.between(before, dataclasses.replace(now, owner_pid=1), 4.0) is None
     assert screen.Interval.between(now, before, 4.0) is None
@@ -184,7 +185,7 @@ def test_versions(version, level):
 @pytest.mark.parametrize(
     ("size_mb", "free_mb", "kind", "options", "writable", "level", "says"),
     [
-        (1024, 900, "tmpfs", "rw,nosuid", True, "OK", "0.879 GiB free, tmpfs (rw,nosuid); a worker with default options takes 32 MiB"),
+        (1024, 900, "tmpfs", "rw,nosuid", True, "OK", "900 MiB free, tmpfs (rw,nosuid); a worker with default options takes 32 MiB"),
         (64, 60, "tmpfs", "rw", True, "WARN", "Docker's default"),
         (64, 20, "tmpfs", "rw", True, "FAIL", "--shm-size=1g"),
         (1024, 900, "", "", True, "WARN", "not a mount of its own"),

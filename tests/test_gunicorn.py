@@ -198,7 +198,8 @@ def test_hup_loses_nothing_and_keeps_the_owner(gunicorn, pool):
     owners = {answer.result()["owner"] for answer in answers}
     eventually(lambda: not server.workers() & old)
     owners |= {server.answer("after")["owner"]}
-    assert owners == {owner} and server.supervisor() == supervisor
+    assert owners == {owner}
+    assert server.supervisor() == supervisor
     assert server.stats().options["max_batch_size"] == 32
     assert "needs a restart of gunicorn" in server.log()
 
@@ -217,9 +218,8 @@ def test_term_finishes_requests_before_the_owner_goes(gunicorn, pool):
     assert "own on_exit ran after" in server.log()
 
 
-@pytest.mark.parametrize("preload", [False, True])
-def test_everything_ends_with_a_killed_master(gunicorn, preload):
-    server = gunicorn(preload=preload)
+def test_everything_ends_with_a_killed_master(gunicorn):
+    server = gunicorn(preload=True)
     owner, supervisor, workers = server.up(), server.supervisor().pid, server.workers()
     server.send(signal.SIGKILL)
     eventually(lambda: is_gone(supervisor))
@@ -255,8 +255,9 @@ def test_hup_brings_back_a_sidecar_whose_supervisor_was_killed(gunicorn):
     server = gunicorn()
     owner = server.up()
     server.supervisor().kill()
-    eventually(lambda: is_gone(owner), 60)
     server.send(signal.SIGHUP)
+    eventually(lambda: is_gone(owner))
+    eventually(lambda: server.health()[0] == 200)
     assert server.answer("back")["owner"] != owner
 
 
@@ -266,15 +267,15 @@ def test_a_handler_that_cannot_load_stops_gunicorn(gunicorn):
     log = server.log()
     assert "FileNotFoundError: weights.bin is not there" in log
     assert 'raise FileNotFoundError("weights.bin is not there")' in log, "the handler's own traceback"
-    assert "Listening at" not in log and "gunicorn/arbiter.py" not in log
+    assert "Listening at" not in log
+    assert "gunicorn/arbiter.py" not in log
     assert not (server.directory / "options.pid").exists()
 
 
-@pytest.mark.parametrize(("option", "message"), [({"max_bach_size": 8}, "max_batch_size"), ({"capacity": 0}, "capacity=0")])
-def test_a_wrong_option_stops_gunicorn(gunicorn, option, message):
-    server = gunicorn(**option)
+def test_a_wrong_option_stops_gunicorn(gunicorn):
+    server = gunicorn(max_bach_size=8)
     assert server.process.wait(60) == 1
-    assert message in server.log()
+    assert "did you mean 'max_batch_size'?" in server.log()
 
 
 def test_a_name_that_is_taken_stops_gunicorn(gunicorn, name):

@@ -135,6 +135,18 @@ def test_a_symlink_in_the_way_is_refused(name, tmp_path):
         os.unlink(path)
 
 
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_something_else_in_the_way_is_refused_at_once(name, make):
+    path = shm_path(shm_name(name))
+    make(path)
+    try:
+        for attempt in (lambda: Segment.attach(name), lambda: Segment.own(name, SMALL)):
+            with pytest.raises(gpuworker.SegmentError, match="something else than a file"):
+                attempt()
+    finally:
+        (os.rmdir if make is os.mkdir else os.unlink)(path)
+
+
 def test_a_segment_that_does_not_fit_says_what_it_needs_and_what_there_is(name):
     with pytest.raises(gpuworker.SegmentError, match=r"bytes of shared memory needed, .* free in /dev/shm: shrink capacity"):
         Segment.own(name, SMALL._replace(max_request_bytes=1 << 34, capacity=4096))

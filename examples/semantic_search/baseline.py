@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
-
 from .fleet import Embed, Way
 from .handler import MiniLM
+from .usage import cores
 
 
 def own_model(processes: int) -> Way:
     """Each process gets its fair share of the cores as torch threads, at least one."""
-    threads = max(1, len(os.sched_getaffinity(0)) // processes)
+    threads = max(1, cores() // processes)
 
     def load() -> Embed:
         model = MiniLM(threads)
@@ -18,4 +17,4 @@ def own_model(processes: int) -> Way:
         model.run_batch(model.warmup())
         return lambda texts: (model.run_batch([text])[0] for text in texts)
 
-    return Way(f"{processes} processes, each its own model", processes, load, deployment=lambda own: own)
+    return Way(f"{processes} processes, each its own model", processes, load)

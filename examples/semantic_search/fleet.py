@@ -17,10 +17,11 @@ from multiprocessing.connection import wait
 import numpy as np
 
 from .handler import DIMENSIONS
-from .memory import Memory
+from .usage import Memory, cpu_s, machine_cpu_s
 
 READY_TIMEOUT_S = 120.0
 LEAVE_TIMEOUT_S = 5.0
+PR_SET_PDEATHSIG = 1
 fork = multiprocessing.get_context("fork")
 
 # Texts in, their vectors out in the same order. `map(one, texts)` asks for a text only when it has answered the one before.
@@ -38,26 +39,30 @@ class Way:
     label: str
     processes: int
     open: Callable[[], Embed]  # called in each process before the clock starts
-    deployment: Callable[[list[int]], list[int]]  # of these processes' pids: the pids of all that such a service consists of
+    servers: tuple[int, ...] = ()  # pids of what they call
+    outside: bool = False  # the processes stand for visitors of a service: what they take is not counted as its cost
 
 
 @dataclass(frozen=True)
 class Result:
+    """`cpu_s` and `memory` are those of all processes that count; `foreign` is the CPU time that others on the machine had, per second."""
+
     vectors: np.ndarray  # (texts, 384)
     latency_ms: np.ndarray  # (texts,)
-    way: np.ndarray  # (texts,): the number of the way that embedded it
     seconds: float
-    memory: Memory  # of all processes that the ways consist of, taken half way through
+    cpu_s: float
+    memory: Memory  # half way through
+    foreign: float
 
 
 class Shared:
     """Results in anonymous memory that forked processes share with their parent."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, texts: int, members: int) -> None:
         self.next = fork.Value("q", 0)  # number of texts taken
-        self.vectors = shared_array((count, DIMENSIONS), np.float32)
-        self.latency_ns = shared_array((count,), np.int64)  # 0: not answered yet
-        self.way = shared_array((count,), np.int8)
+        self.vectors = shared_array((texts, DIMENSIONS), np.float32)
+        self.latency_ns = shared_array((texts,), np.int64)  # 0: not answered yet
+        self.cpu_ns = shared_array((members,), np.int64)
 
     def take(self) -> int:
         with self.next.get_lock():
@@ -72,13 +77,12 @@ def shared_array(shape: tuple[int, ...], dtype: type) -> np.ndarray:
 
 def embed_all(texts: list[str], ways: list[Way], advance: Callable[[int], None]) -> Result:
     """Embeds each text once, all ways at the same time; calls `advance(number answered)` now and then. Raises FleetError."""
-    shared = Shared(len(texts))
-    start = fork.Barrier(sum(way.processes for way in ways) + 1)
-    fleet = [
-        [fork.Process(target=member, args=(texts, number, way, shared, start, os.getpid()), daemon=True) for _ in range(way.processes)]
-        for number, way in enumerate(ways)
-    ]
-    members = [process for processes in fleet for process in processes]
+    way_of = [way for way in ways for _ in range(way.processes)]
+    counts = np.array([not way.outside for way in way_of])
+    servers = {pid for way in ways for pid in way.servers}
+    shared = Shared(len(texts), len(way_of))
+    start = fork.Barrier(len(way_of) + 1)
+    members = [fork.Process(target=member, args=(texts, way, number, shared, start, os.getpid()), daemon=True) for number, way in enumerate(way_of)]
     try:
         for process in members:
             process.start()
@@ -86,12 +90,11 @@ def embed_all(texts: list[str], ways: list[Way], advance: Callable[[int], None])
             start.wait(READY_TIMEOUT_S)
         except threading.BrokenBarrierError:
             raise FleetError("a process could not get ready") from None
-        started = time.monotonic()
+        started, machine_before, servers_before = time.monotonic(), machine_cpu_s(), cpu_s(servers)
         watch(members, shared, len(texts) // 2, advance)
-        pids = {pid for way, processes in zip(ways, fleet, strict=True) for pid in way.deployment([process.pid or 0 for process in processes])}
-        memory = Memory.of(pids)
+        memory = Memory.of(servers | {process.pid or 0 for process, count in zip(members, counts, strict=True) if count})
         watch(members, shared, len(texts), advance)
-        seconds = time.monotonic() - started
+        seconds, machine, served = time.monotonic() - started, machine_cpu_s() - machine_before, cpu_s(servers) - servers_before
         for process in members:
             process.join(LEAVE_TIMEOUT_S)
     finally:
@@ -99,7 +102,9 @@ def embed_all(texts: list[str], ways: list[Way], advance: Callable[[int], None])
             if process.pid:
                 process.kill()
                 process.join()
-    return Result(shared.vectors, shared.latency_ns / 1e6, shared.way, seconds, memory)
+    member_cpu_s = shared.cpu_ns / 1e9
+    foreign = max(machine - served - float(member_cpu_s.sum()), 0.0) / seconds
+    return Result(shared.vectors, shared.latency_ns / 1e6, seconds, served + float(member_cpu_s[counts].sum()), memory, foreign)
 
 
 def watch(members: list[multiprocessing.Process], shared: Shared, until: int, advance: Callable[[int], None]) -> None:
@@ -112,7 +117,7 @@ def watch(members: list[multiprocessing.Process], shared: Shared, until: int, ad
     advance(answered)
 
 
-def member(texts: list[str], number: int, way: Way, shared: Shared, start: threading.Barrier, parent: int) -> None:
+def member(texts: list[str], way: Way, number: int, shared: Shared, start: threading.Barrier, parent: int) -> None:
     """What each process of the fleet does."""
     end_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends us
@@ -129,16 +134,16 @@ def member(texts: list[str], number: int, way: Way, shared: Shared, start: threa
             yield texts[index]
 
     start.wait()
+    before_ns = time.process_time_ns()
     for vector in embed(next_texts()):
         index, started_ns = taken.popleft()
         shared.vectors[index] = vector
-        shared.way[index] = number
+        shared.cpu_ns[number] = time.process_time_ns() - before_ns
         shared.latency_ns[index] = time.monotonic_ns() - started_ns
 
 
 def end_with_parent(parent: int, how: int = signal.SIGKILL) -> None:
     """Has the kernel send us `how` when the process that forked us dies, whatever it dies of."""
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, how)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, how)
     if os.getppid() != parent:  # it died before we asked
         os._exit(1)

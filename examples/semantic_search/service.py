@@ -18,6 +18,7 @@ import numpy as np
 import psutil
 
 from .fleet import Embed, FleetError, end_with_parent
+from .usage import end_all
 
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 20.0
@@ -64,19 +65,21 @@ class Service:
             raise FleetError(f"HTTP {status}: {body[:500]!r}")
         return np.array(json.loads(body), np.float32)
 
-    def pids(self) -> list[int]:
-        """gunicorn's master, its workers, and the owner."""
-        master = psutil.Process(self.gunicorn.pid)
-        return [master.pid, *(child.pid for child in master.children(recursive=True))]
+    def pids(self) -> tuple[int, ...]:
+        """gunicorn's master, its workers, the owner and its supervisor; nothing once the master has ended."""
+        try:
+            master = psutil.Process(self.gunicorn.pid)
+            return (master.pid, *(child.pid for child in master.children(recursive=True)))
+        except psutil.NoSuchProcess:
+            return ()
 
     def stop(self) -> None:
+        """Returns when all of them have ended."""
+        pids = self.pids()
         self.listener.close()
         self.gunicorn.terminate()
-        try:
-            self.gunicorn.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self.gunicorn.kill()
-            self.gunicorn.wait()
+        end_all(pids, STOP_TIMEOUT_S)
+        self.gunicorn.wait()
 
 
 @contextlib.contextmanager

@@ -93,7 +93,8 @@ def drain_limit_s(segment: Segment) -> float:
 def stop(segment: Segment, pid: int, pidfd: int, timeout_s: float, kill: bool) -> None:
     """SIGTERM, wait, with `kill` SIGKILL and wait. Raises CommandError when it is not gone then."""
     worker, started = f"worker {segment.name!r} (process {pid})", time.monotonic()
-    send(pidfd, signal.SIGTERM)
+    if segment.overview().state < State.DRAINING:  # a second SIGTERM would end the draining that a first one began
+        send(pidfd, signal.SIGTERM)
     if wait_until_gone(segment, pidfd, timeout_s):
         lives_on = "" if has_ended(pidfd, 0) else f"; process {pid} goes on without it"
         print(f"{worker} has stopped after {span(time.monotonic() - started)}{lives_on}")

@@ -19,6 +19,7 @@ STAGES = {
     "run": "run_batch",
     "wake": "for its caller to run again",
 }
+LABELS = {"reaped_clients": "dead clients"}
 MAX_SIZE_ROWS, MAX_CLIENT_ROWS = 10, 8
 BAR_WIDTH = 36
 
@@ -76,7 +77,7 @@ def heading(stats: Stats) -> list[str]:
     up = "" if state == "dead" else f", up {span(stats.uptime_s)}"
     found = [f"worker {stats.name}: {state}, process {stats.owner_pid}{up}", f"handler {stats.handler or '(not known yet)'}"]
     if state == "dead":
-        found.append(f"it died while {stats.state}{last_sign(stats)}; the next start of this name takes over")
+        found += [f"it died while {stats.state}{last_sign(stats)}", "the next start of this name takes its segment over"]
     elif state == "silent":
         found.append(f"no heartbeat for {span(stats.heartbeat_age_s)}: its handler holds the GIL, or the process is stopped")
     if stats.batch_running_s and state != "dead":
@@ -97,7 +98,7 @@ def requests(stats: Stats, recent: Interval | None) -> list[str]:
             cells: list[str] = []
             for name in pair:
                 per_s = rate(getattr(recent.stats, name) / recent.elapsed_s) if recent else ""
-                cells += [name.replace("_", " "), f"{getattr(stats, name):,}", per_s, "  "]
+                cells += [LABELS.get(name, name), f"{getattr(stats, name):,}", per_s, ""]
             rows.append(cells[:-1])
     return table(rows, "<>><<>>", "  ")
 

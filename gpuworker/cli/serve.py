@@ -20,7 +20,7 @@ from gpuworker.cli.target import CommandError, worker_name
 from gpuworker.errors import GpuWorkerError
 from gpuworker.worker import WorkerOptions
 from gpuworker.worker.handler import Handler
-from gpuworker.worker.serve import serve as become_owner
+from gpuworker.worker.session import serve as become_owner
 
 log = logging.getLogger("gpuworker")
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s[%(process)d]: %(message)s"

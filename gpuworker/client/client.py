@@ -81,25 +81,39 @@ class Client:
         link = self._link or self._connect(deadline_ns)
         if self._reserved and id(request) in self._reserved:
             return self._reserved[id(request)].enqueue(deadline_ns).result()
-        ticket = link.send(request, deadline_ns)
-        if ticket < 0:
-            pending = self._overflow(ticket, request, deadline_ns)
-            return pending.result()
-        return link.answer(ticket, deadline_ns)
+        try:
+            ticket = link.send(request, deadline_ns)
+            if ticket >= 0:
+                return link.answer(ticket, deadline_ns)
+        except BaseException:
+            link.undo()
+            raise
+        return self._overflow(ticket, request, deadline_ns).result()
 
     def enqueue(self, request: Any, timeout: float | None = None) -> Pending:
         """Sends a request without waiting for its answer. Raises as `submit` does for what can be known now.
 
         A Pending that is dropped without `result()` withdraws its request.
         """
-        return self._enqueue(request, 0 if timeout is None else _deadline(timeout))
-
-    def _enqueue(self, request: Any, deadline_ns: int) -> Pending:
-        link = self._link or self._connect(deadline_ns)
+        deadline_ns = 0 if timeout is None else _deadline(timeout)
         if self._reserved and id(request) in self._reserved:
             return self._reserved[id(request)].enqueue(deadline_ns)
-        ticket = link.send(request, deadline_ns)
-        return Pending(link, ticket, deadline_ns) if ticket >= 0 else self._overflow(ticket, request, deadline_ns)
+        pending = self._send(request, deadline_ns)
+        return self._overflow(pending, request, deadline_ns) if isinstance(pending, int) else pending
+
+    def _send(self, request: Any, deadline_ns: int) -> Pending | int:
+        """A Pending, or the negative errno that prevented one."""
+        link = self._link or self._connect(deadline_ns)
+        try:
+            ticket = link.send(request, deadline_ns)
+            if ticket < 0:
+                return ticket
+            pending = Pending(link, ticket, deadline_ns)
+        except BaseException:
+            link.undo()
+            raise
+        link.settle()
+        return pending
 
     def map(self, requests: Iterable[Any], timeout: float | None = None) -> Iterator[Any]:
         """Answers in the order of the requests, with several on their way at a time. `timeout` in seconds covers each request from its sending on.
@@ -112,14 +126,11 @@ class Client:
                 while True:
                     deadline_ns = 0 if timeout is None else _deadline(timeout)
                     link = self._link or self._connect(deadline_ns)
-                    if len(pending) >= link.window:
+                    sent = -errno.EAGAIN if len(pending) >= link.window else self._send(request, deadline_ns)
+                    if sent in _NO_SLOT and pending:
                         yield pending.popleft().result()
                         continue
-                    ticket = link.send(request, deadline_ns)
-                    if ticket in _NO_SLOT and pending:
-                        yield pending.popleft().result()
-                        continue
-                    pending.append(Pending(link, ticket, deadline_ns) if ticket >= 0 else self._overflow(ticket, request, deadline_ns))
+                    pending.append(self._overflow(sent, request, deadline_ns) if isinstance(sent, int) else sent)
                     break
             while pending:
                 yield pending.popleft().result()
@@ -174,7 +185,7 @@ class Client:
             now = time.monotonic_ns()
             if deadline_ns and now >= deadline_ns:
                 raise DeadlineExceeded(f"the timeout passed before worker {self.name!r} could be reached: {why}", "connecting")
-            if now >= give_up_ns:
+            if now >= give_up_ns and why is not None:
                 raise type(why)(f"{why} (waited connect_timeout_s={self.connect_timeout_s:g})")
             time.sleep(pause_s)
             pause_s = min(pause_s * 1.5, 0.05)
@@ -203,9 +214,12 @@ class Client:
             return Pending.settled(self._fallback(request))
         while True:
             link, ticket = self._claim(problem, deadline_ns)
-            problem = link.send_claimed(ticket, request, deadline_ns)
-            if problem >= 0:
-                return Pending(link, problem, deadline_ns)
+            try:
+                problem = link.send_claimed(ticket, request, deadline_ns)
+                if problem >= 0:
+                    return Pending(link, problem, deadline_ns)
+            finally:
+                link.settle()
 
     def _claim(self, problem: int, deadline_ns: int) -> tuple[Link, int]:
         """A slot after a first attempt failed with `problem`; waits for one if the policy is to block."""

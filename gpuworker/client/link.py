@@ -40,11 +40,12 @@ class Link:
     def send(self, request: Any, deadline_ns: int) -> int:
         """Enqueues a request. -> its ticket, or a negative errno when no slot was to be had; raises for payloads that cannot go."""
         if request.__class__ is bytes:  # the commonest kinds are short-cut, here and in _take
-            kind, meta, data, data_bytes = _BYTES, b"", request, len(request)
-        else:
-            kind, meta, data, data_bytes = encode(request, self.allow_pickle)
-        if data.__class__ is not Parts:
-            ticket: int = _submit(self.port, kind, meta, len(meta), data, data_bytes, deadline_ns)
+            ticket: int = _submit(self.port, _BYTES, b"", 0, request, len(request), deadline_ns)
+            if ticket != -errno.EMSGSIZE:
+                return ticket
+        kind, meta, data, data_bytes = encode(request, self.allow_pickle)
+        if not isinstance(data, Parts):
+            ticket = _submit(self.port, kind, meta, len(meta), data, data_bytes, deadline_ns)
             if ticket != -errno.EMSGSIZE:
                 return ticket
         return self._send_in_pieces(kind, meta, data, data_bytes, deadline_ns)
@@ -112,7 +113,7 @@ class Link:
         if kind >= _ERROR:
             blob = bytes(area[:total])
             _release(self.port, ticket)
-            raise remedies.failure(kind, blob, self.port)
+            raise remedies.failure(kind, blob)
         value = decode(kind, response >> META_SHIFT & META_MASK, total, area, True, self.allow_pickle)
         _release(self.port, ticket)
         return value
@@ -159,6 +160,16 @@ class Link:
             with contextlib.suppress(SegmentError):
                 spill.remove(self.segment, ticket, spill.RESPONSE)
             _release(self.port, ticket)
+
+    def settle(self) -> None:
+        """The ticket of this thread's last claim is in good hands."""
+        lib.gw_unsettled(self.port)
+
+    def undo(self) -> None:
+        """After an exception: gives back what this thread claimed last and nobody took charge of, e.g. as KeyboardInterrupt came in between."""
+        ticket = lib.gw_unsettled(self.port)
+        if ticket:
+            self.abandon(ticket)
 
     def is_usable(self) -> bool:
         """Whether new requests can go this way: the segment is its worker's current one, its owner lives, and we are who joined it."""

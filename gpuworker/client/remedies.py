@@ -30,12 +30,11 @@ def queue_full(port: Any, problem: int, capacity: int) -> QueueFull:
     return QueueFull(f"{why}; try again in about {retry_after_ms:.0f} ms, or use on_full='block' or a larger capacity", retry_after_ms)
 
 
-def failure(kind: int, blob: bytes, port: Any) -> Exception:
+def failure(kind: int, blob: bytes) -> Exception:
     """The error that a response of this kind stands for."""
     if kind == lib.GW_KIND_ERROR:
         return decode_error(blob)
-    if kind == lib.GW_KIND_EXPIRED:
-        lib.gw_count_client(port, 2)
+    if kind == lib.GW_KIND_EXPIRED:  # counted by the owner
         return DeadlineExceeded("the deadline passed while the request was queued; it did not run", "queued")
     if kind == lib.GW_KIND_DRAINING:
         return WorkerDraining("the worker stopped before it came to this request; it did not run")

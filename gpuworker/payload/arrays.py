@@ -83,7 +83,8 @@ def view_array(meta: bytes, total_bytes: int, area: memoryview) -> Array:
 def array_in(layout: Layout, memory: Any, start: int) -> Array:
     """An array over `memory` from byte `start` on. Raises SegmentError for what numpy refuses (a shape of 65 dimensions, say, or too little memory)."""
     try:
-        return np.ndarray(layout.shape, layout.dtype, memory, start, None, layout.order)
+        array: Array = np.ndarray(layout.shape, layout.dtype, memory, start, None, layout.order)
+        return array
     except (TypeError, ValueError, OverflowError) as error:
         raise SegmentError(f"malformed payload (array of shape {layout.shape}: {error})") from error
 

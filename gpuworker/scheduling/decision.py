@@ -28,9 +28,9 @@ class Queued(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Run the first `count` of the queue now."""
+    """Run the first `size` of the queue now."""
 
-    count: int
+    size: int
     reason: Reason
 
 

@@ -13,6 +13,7 @@ import enum
 import errno
 import mmap
 import os
+import stat
 from typing import Any, NamedTuple
 
 import posix_ipc
@@ -96,8 +97,10 @@ class Segment:
         """Maps the segment of a worker. Raises WorkerNotFound when there is none, SegmentError when it is not safe to use."""
         posix_name = names.shm_name(name)
         try:
+            if not stat.S_ISREG(os.lstat(names.shm_path(posix_name)).st_mode):  # opening a FIFO would wait for its other end
+                raise SegmentError(f"the segment of worker {name!r} cannot be used: something else than a file bears its name")
             fd = posix_ipc.SharedMemory(posix_name, read_only=read_only).fd
-        except posix_ipc.ExistentialError:
+        except (posix_ipc.ExistentialError, FileNotFoundError):
             raise WorkerNotFound(f"no worker named {name!r} is running; start it, or see `gpuworker list`") from None
         except (posix_ipc.PermissionsError, PermissionError):
             raise SegmentError(f"the segment of worker {name!r} belongs to another user; run both sides as the same user") from None

@@ -165,7 +165,7 @@ def _seconds_since(then_ns: int, now_ns: int) -> float:
 
 
 def _bucket_start_ns(bucket: int) -> float:
-    return 256 * 2 ** (bucket // 4) * (1 + bucket % 4 / 4)
+    return float(256 << bucket // 4) * (1 + bucket % 4 / 4)
 
 
 def _quantile_us(buckets: tuple[int, ...], q: float) -> float:

@@ -30,8 +30,8 @@ def simulate(policy: Policy, arrivals_ns: Sequence[int], cost_ns: Callable[[int]
             queue.append(coming.pop(0))
         decision = policy.decide(queue, clock())
         if isinstance(decision, Run):
-            start, batch = clock(), tuple(queued.ticket for queued in queue[: decision.count])
-            del queue[: decision.count]
+            start, batch = clock(), tuple(queued.ticket for queued in queue[: decision.size])
+            del queue[: decision.size]
             batches.append(SimulatedBatch(start, gpu.run(len(batch)), decision.reason, batch))
             continue
         wakes = [coming[0].enqueue_ns] if coming else []

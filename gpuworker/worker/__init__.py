@@ -2,6 +2,6 @@
 
 from gpuworker.worker.options import WorkerOptions
 from gpuworker.worker.process import Worker
-from gpuworker.worker.serve import serve
+from gpuworker.worker.session import serve
 
 __all__ = ["Worker", "WorkerOptions", "serve"]

@@ -16,7 +16,7 @@ from typing import Any
 from gpuworker._native import lib
 from gpuworker.worker import process
 from gpuworker.worker.options import WorkerOptions
-from gpuworker.worker.serve import Session
+from gpuworker.worker.session import Session
 
 PARENT_GRACE_NS = 1_000_000_000
 

@@ -23,7 +23,7 @@ class Handler:
 
     def load(self) -> None:
         """Instantiates a class, calls its `load()`, and runs its `warmup()` examples once."""
-        target = self._target() if inspect.isclass(self._target) else self._target
+        target: Any = self._target() if inspect.isclass(self._target) else self._target
         self._target = target
         if callable(getattr(target, "load", None)):
             target.load()

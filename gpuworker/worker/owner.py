@@ -52,12 +52,11 @@ class Owner:
         """When draining has to be over; None while serving."""
         return self._stop_ns
 
-    def run(self, on_ready: Callable[[], None] | None = None) -> None:
+    def run(self, on_ready: Callable[[], None]) -> None:
         """Serves until `stop`, then drains."""
         if self._stop_ns is None:
             lib.gw_set_state(self._port, State.SERVING)
-        if on_ready is not None:
-            on_ready()
+        on_ready()
         port, backlog, decide, collect, clock_ns = self._port, self._backlog, self.policy.decide, lib.gw_collect, self._clock_ns
         wait_until_ns = 0
         while True:
@@ -73,7 +72,7 @@ class Owner:
             decision = decide(backlog, now_ns)
             if self._stop_ns is not None and isinstance(decision, Wait):
                 decision = Run(count, Reason.DRAIN)
-            if decision.__class__ is Run:
+            if isinstance(decision, Run):
                 self._dispatch(*decision)
                 wait_until_ns = 0
             else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import pickle
 import select
@@ -21,7 +22,9 @@ from gpuworker.errors import WorkerStartupError
 from gpuworker.segment.stats import Stats
 from gpuworker.worker.handler import name_of
 from gpuworker.worker.options import WorkerOptions
-from gpuworker.worker.serve import Session
+from gpuworker.worker.session import Session
+
+log = logging.getLogger("gpuworker")
 
 BOOTSTRAPPING = False  # set in the owner process while it imports the program's main script
 
@@ -112,6 +115,8 @@ class Worker:
             try:
                 session.run(ready.set)
             except BaseException as error:
+                if ready.is_set():
+                    log.error("worker %s has ended in", self.name, exc_info=error)
                 failure.append(error)
             finally:
                 ready.set()

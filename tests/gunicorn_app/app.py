@@ -3,8 +3,9 @@
 import io
 import os
 
-import gpuworker
 from gpuworker.frontends.wsgi import make_app
+
+import gpuworker
 
 service = make_app(gpuworker.connect(os.environ["TEST_WORKER"], connect_timeout_s=30))
 

@@ -63,8 +63,7 @@ class Session:
             lib.gw_set_info(port, blob, len(blob))
             self._keeper.start()
             self.handler.load()
-            log.info("worker %s is ready in process %d: %s", self._name, os.getpid(), self.handler.name)
-            self.owner.run(on_ready)
+            self.owner.run(lambda: self._ready(on_ready))
         finally:
             try:
                 self._keeper.finish()
@@ -73,6 +72,11 @@ class Session:
                 self.segment.close()
                 self.handler.close()
                 log.info("worker %s has stopped", self._name)
+
+    def _ready(self, on_ready: Callable[[], None] | None) -> None:
+        log.info("worker %s is ready in process %d: %s", self._name, os.getpid(), self.handler.name)
+        if on_ready is not None:
+            on_ready()
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
         """First signal: drain. Second: stop now."""
