@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpuworker.errors import GpuWorkerError
-from gpuworker.segment.stats import Stats
+from gpuworker import Stats
 
 
 def check(name: str, stale_heartbeat_s: float, long_batch_s: float) -> dict[str, Any]:

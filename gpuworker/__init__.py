@@ -33,6 +33,7 @@ from gpuworker.errors import (
 )
 
 if TYPE_CHECKING:
+    from gpuworker.segment.stats import Stats
     from gpuworker.worker import Worker, WorkerOptions, serve
 
 __version__ = "0.1.0"
@@ -47,6 +48,7 @@ __all__ = [
     "RemoteError",
     "RequestCancelled",
     "SegmentError",
+    "Stats",
     "UnsupportedPayload",
     "Worker",
     "WorkerAlreadyRunning",
@@ -61,7 +63,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Worker, WorkerOptions and serve are loaded when first used: a frontend never pays for them."""
+    """These are loaded when first used: a frontend never pays for them."""
+    if name == "Stats":
+        from gpuworker.segment.stats import Stats
+
+        return Stats
     if name in ("Worker", "WorkerOptions", "serve"):
         import gpuworker.worker
 

@@ -113,5 +113,5 @@ ffi.set_source(
     depends=[f"{HERE}/layout.h", f"{HERE}/ring.h"],
     include_dirs=[HERE],
     extra_compile_args=FLAGS + SANITIZE_FLAGS,
-    extra_link_args=["-pthread"] + SANITIZE_FLAGS,
+    extra_link_args=["-pthread", *SANITIZE_FLAGS],
 )

@@ -5,9 +5,8 @@ import signal
 import subprocess
 import sys
 
-from gpuworker._native import lib
-
 import gpuworker
+from gpuworker._native import lib
 from gpuworker.cli import control, main
 from gpuworker.segment import Geometry, Segment
 from gpuworker.segment.liveness import Identity, identify

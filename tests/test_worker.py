@@ -102,6 +102,34 @@ def test_a_wrong_handler_path_is_a_startup_error(name):
             gpuworker.Worker(path, name=name).start()
 
 
+def test_an_owner_told_to_stop_while_it_loads_stops(name, tmp_path):
+    fifo = tmp_path / "weights"
+    os.mkfifo(fifo)
+    code = f"""
+import gpuworker, sys
+class Slow:
+    def load(self):
+        print("loading", flush=True)
+        open({str(fifo)!r})
+    def run_batch(self, requests):
+        return requests
+gpuworker.serve(Slow, name={name!r}, drain_timeout_s=1000)
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "loading\n"
+    process.terminate()
+    assert "SIGTERM before it was ready" in process.communicate(timeout=60)[1]
+    assert process.returncode == 1
+    assert name not in worker_names()
+
+
+def test_stop_removes_what_a_killed_owner_left(name):
+    worker = gpuworker.Worker(handlers.identity, name=name).start()
+    os.kill(worker.pid, signal.SIGKILL)
+    worker.stop()
+    assert name not in worker_names()
+
+
 def test_a_second_worker_of_the_same_name_is_refused(name):
     with gpuworker.Worker(handlers.identity, name=name) as worker:
         with pytest.raises(gpuworker.WorkerStartupError, match=f"WorkerAlreadyRunning.*process {worker.pid}"):

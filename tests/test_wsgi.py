@@ -8,10 +8,10 @@ from wsgiref.validate import validator
 
 import numpy as np
 import pytest
-from gpuworker.frontends import health
-from gpuworker.frontends.wsgi import make_app
 
 import gpuworker
+from gpuworker.frontends import health
+from gpuworker.frontends.wsgi import make_app
 
 from .conftest import Gate, eventually
 

@@ -15,7 +15,7 @@ from gpuworker.client import remedies
 from gpuworker.errors import DeadlineExceeded, PayloadTooLarge, RequestCancelled, SegmentError, WorkerDied, WorkerDraining
 from gpuworker.payload import Data, Parts, array_in, decode, encode, parse_layout, write_data
 from gpuworker.segment import Segment, State, spill
-from gpuworker.segment.wire import KIND_SHIFT, META_MASK, META_SHIFT, LINE, SLOT_MASK, TOTAL_MASK, WAKE, data_start, describe
+from gpuworker.segment.wire import KIND_SHIFT, LINE, META_MASK, META_SHIFT, SLOT_MASK, TOTAL_MASK, WAKE, data_start, describe
 
 SLICE_NS = 50_000_000  # how long a wait trusts the owner before it asks the kernel whether the owner lives
 _BYTES, _ARRAY, _ERROR, _SPILLED = lib.GW_KIND_BYTES, lib.GW_KIND_ARRAY, lib.GW_KIND_ERROR, lib.GW_KIND_SPILLED

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class Pending:
     """The answer-to-be of one request; made by `Client.enqueue`. All methods may be called from any thread of the process that made it."""
 
-    __slots__ = ("_cancelled", "_deadline_ns", "_error", "_link", "_lock", "_settled", "_ticket", "_value", "__weakref__")
+    __slots__ = ("__weakref__", "_cancelled", "_deadline_ns", "_error", "_link", "_lock", "_settled", "_ticket", "_value")
 
     def __init__(self, link: Link | None, ticket: int, deadline_ns: int) -> None:
         self._link, self._ticket, self._deadline_ns = link, ticket, deadline_ns

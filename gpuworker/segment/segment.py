@@ -139,6 +139,28 @@ class Segment:
                 return new
 
     @classmethod
+    def discard(cls, name: str) -> bool:
+        """Removes the segment of a dead owner, telling whoever still waits. False when there is none, or when its owner lives. Raises SegmentError."""
+        try:
+            segment = cls.attach(name)
+        except WorkerNotFound:
+            return False
+        lock_fd = segment._reopen()
+        try:
+            if lib.gw_try_lock(lock_fd, 0) or not segment.is_current():
+                return False
+            segment.retire()
+            return True
+        finally:
+            os.close(lock_fd)
+
+    def retire(self) -> None:
+        """Tells everybody that this segment is served no more, and removes its file. For its owner."""
+        lib.gw_set_state(self.port, State.STOPPED)
+        self.unlink()
+        lib.gw_wake_all(self.port)
+
+    @classmethod
     def _create(cls, name: str, geometry: Geometry, old: Segment | None) -> Segment | None:
         posix_name = names.shm_name(name)
         temporary = f"{posix_name}.new-{os.getpid()}"

@@ -12,6 +12,7 @@ class FakeClock:
         self.now_ns = now_ns
 
     def __call__(self) -> int:
+        """The time in ns."""
         return self.now_ns
 
     def advance(self, ns: int) -> int:

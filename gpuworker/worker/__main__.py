@@ -26,7 +26,7 @@ def main(job_fd: int, status_fd: int) -> int:
     logging.basicConfig(level=os.environ.get("GPUWORKER_LOG", "WARNING"), format="%(asctime)s %(name)s[%(process)d] %(levelname)s %(message)s")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal group; the parent decides what it means
     with open(job_fd, "rb") as pipe:
-        preparation, handler_pickle, name, options, parent_pid = pickle.loads(pipe.read())
+        preparation, handler_pickle, name, options, parent_pid = pickle.loads(pipe.read(int.from_bytes(pipe.read(8), "little")))
     end_with_parent(parent_pid)
 
     def report(message: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ import threading
 import time
 
 from gpuworker._native import ffi, lib
-from gpuworker.segment import Identity, Segment, State, spill
+from gpuworker.segment import Identity, Segment, spill
 from gpuworker.segment.liveness import Watch
 from gpuworker.worker.owner import Owner
 
@@ -97,8 +97,6 @@ class Keeper(threading.Thread):
 
 
 def retire(segment: Segment) -> None:
-    """Tells everybody that this segment is served no more, and removes its file."""
-    lib.gw_set_state(segment.port, State.STOPPED)
-    segment.unlink()
-    lib.gw_wake_all(segment.port)
+    """The end of a segment, and of what lies beside it."""
+    segment.retire()
     spill.sweep(segment)

@@ -18,7 +18,8 @@ from types import TracebackType
 from typing import Any
 
 from gpuworker.client import Client
-from gpuworker.errors import WorkerStartupError
+from gpuworker.errors import SegmentError, WorkerStartupError
+from gpuworker.segment import Segment
 from gpuworker.segment.stats import Stats
 from gpuworker.worker.handler import name_of
 from gpuworker.worker.options import WorkerOptions
@@ -91,6 +92,9 @@ class Worker:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+            if process.returncode:  # it had no chance to clean up
+                with contextlib.suppress(SegmentError):
+                    Segment.discard(self.name)
 
     def connect(self, **options: Any) -> Client:
         """A client of this worker; options as for gpuworker.connect."""
@@ -142,7 +146,7 @@ class Worker:
                 os.close(job_read)
                 os.close(status_write)
             with contextlib.suppress(BrokenPipeError), open(job_write, "wb") as pipe:
-                pipe.write(job)
+                pipe.write(len(job).to_bytes(8, "little") + job)
             self._wait_until_ready(status.fileno())
 
     def _job(self) -> bytes:
@@ -165,10 +169,14 @@ class Worker:
         give_up = time.monotonic() + self.options.startup_timeout_s
         message = b""
         while not message.endswith(b"\n"):
-            if not select.select([status_fd], [], [], max(give_up - time.monotonic(), 0))[0]:
-                raise WorkerStartupError(f"worker {self.name!r} was not ready within startup_timeout_s={self.options.startup_timeout_s:g}")
-            part = os.read(status_fd, 65536)
-            if not part:
+            gone = self._process.poll() is not None  # asked first: what it said last is then there to be read
+            if not select.select([status_fd], [], [], 0.1)[0]:
+                if time.monotonic() > give_up:
+                    raise WorkerStartupError(f"worker {self.name!r} was not ready within startup_timeout_s={self.options.startup_timeout_s:g}")
+                if not gone:
+                    continue
+            part = b"" if gone and not select.select([status_fd], [], [], 0)[0] else os.read(status_fd, 65536)
+            if not part:  # or no end of file, while a process forked in between holds the pipe
                 code = self._process.wait()
                 how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
                 raise WorkerStartupError(f"the owner of worker {self.name!r} {how} before it was ready; its own output says more")

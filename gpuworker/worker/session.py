@@ -51,6 +51,7 @@ class Session:
         self.owner = Owner(self.segment, self.handler, options, SizeOrTimeout(options.max_batch_size, options.max_wait_ms))
         self._keeper = Keeper(self.owner, may_exit)
         self._name = name
+        self._serving = False
 
     def run(self, on_ready: Callable[[], None] | None = None) -> None:
         """Loads, calls `on_ready`, serves until stopped. Raises what loading raises; the segment is gone afterwards in any case."""
@@ -74,10 +75,13 @@ class Session:
                 log.info("worker %s has stopped", self._name)
 
     def _ready(self, on_ready: Callable[[], None] | None) -> None:
+        self._serving = True
         log.info("worker %s is ready in process %d: %s", self._name, os.getpid(), self.handler.name)
         if on_ready is not None:
             on_ready()
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
-        """First signal: drain. Second: stop now."""
+        """First signal: drain. Second, or one while the handler still loads: stop now."""
+        if not self._serving:
+            raise SystemExit(f"stopped by {signal.Signals(number).name} before it was ready")
         self.owner.stop(drain=self.owner.stop_ns is None)

@@ -3,9 +3,8 @@
 import io
 import os
 
-from gpuworker.frontends.wsgi import make_app
-
 import gpuworker
+from gpuworker.frontends.wsgi import make_app
 
 service = make_app(gpuworker.connect(os.environ["TEST_WORKER"], connect_timeout_s=30))
 
