@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpuworker.errors import GpuWorkerError
 from gpuworker import Stats
+from gpuworker.errors import GpuWorkerError
 
 
 def check(name: str, stale_heartbeat_s: float, long_batch_s: float) -> dict[str, Any]:

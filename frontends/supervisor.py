@@ -20,8 +20,8 @@ import time
 from typing import Any
 
 import gpuworker
-from gpuworker.errors import GpuWorkerError, WorkerStartupError
 from gpuworker import Stats
+from gpuworker.errors import GpuWorkerError, WorkerStartupError
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0  # before an owner is started again; doubles while owners keep dying young
 STABLE_S = 60.0  # an owner that lived this long did not die young

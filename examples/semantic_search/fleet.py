@@ -1,4 +1,4 @@
-"""Several processes at once, each taking the next text that none has taken yet; vectors and times land in memory they share."""
+"""Several processes at once, each with its share of the texts; vectors and times land in memory that they share with their parent."""
 
 from __future__ import annotations
 
@@ -59,15 +59,9 @@ class Shared:
     """Results in anonymous memory that forked processes share with their parent."""
 
     def __init__(self, texts: int, members: int) -> None:
-        self.next = fork.Value("q", 0)  # number of texts taken
         self.vectors = shared_array((texts, DIMENSIONS), np.float32)
         self.latency_ns = shared_array((texts,), np.int64)  # 0: not answered yet
         self.cpu_ns = shared_array((members,), np.int64)
-
-    def take(self) -> int:
-        with self.next.get_lock():
-            self.next.value += 1
-            return int(self.next.value) - 1
 
 
 def shared_array(shape: tuple[int, ...], dtype: type) -> np.ndarray:
@@ -81,13 +75,15 @@ def embed_all(texts: list[str], ways: list[Way], advance: Callable[[int], None])
     counts = np.array([not way.outside for way in way_of])
     servers = {pid for way in ways for pid in way.servers}
     shared = Shared(len(texts), len(way_of))
-    start = fork.Barrier(len(way_of) + 1)
-    members = [fork.Process(target=member, args=(texts, way, number, shared, start, os.getpid()), daemon=True) for number, way in enumerate(way_of)]
+    together = fork.Barrier(len(way_of) + 1)  # all start together, and stay until all have finished
+    members = [
+        fork.Process(target=member, args=(texts, way, number, shared, together, os.getpid()), daemon=True) for number, way in enumerate(way_of)
+    ]
     try:
         for process in members:
             process.start()
         try:
-            start.wait(READY_TIMEOUT_S)
+            together.wait(READY_TIMEOUT_S)
         except threading.BrokenBarrierError:
             raise FleetError("a process could not get ready") from None
         started, machine_before, servers_before = time.monotonic(), machine_cpu_s(), cpu_s(servers)
@@ -95,6 +91,7 @@ def embed_all(texts: list[str], ways: list[Way], advance: Callable[[int], None])
         memory = Memory.of(servers | {process.pid or 0 for process, count in zip(members, counts, strict=True) if count})
         watch(members, shared, len(texts), advance)
         seconds, machine, served = time.monotonic() - started, machine_cpu_s() - machine_before, cpu_s(servers) - servers_before
+        together.wait(LEAVE_TIMEOUT_S)
         for process in members:
             process.join(LEAVE_TIMEOUT_S)
     finally:
@@ -117,29 +114,30 @@ def watch(members: list[multiprocessing.Process], shared: Shared, until: int, ad
     advance(answered)
 
 
-def member(texts: list[str], way: Way, number: int, shared: Shared, start: threading.Barrier, parent: int) -> None:
-    """What each process of the fleet does."""
+def member(texts: list[str], way: Way, number: int, shared: Shared, together: threading.Barrier, parent: int) -> None:
+    """What process `number` of the fleet does: every so many-th text."""
     end_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends us
     try:
         embed = way.open()
     except BaseException:
-        start.abort()
+        together.abort()
         raise
-    taken: deque[tuple[int, int]] = deque()
+    sent: deque[tuple[int, int]] = deque()
 
-    def next_texts() -> Iterator[str]:
-        while (index := shared.take()) < len(texts):
-            taken.append((index, time.monotonic_ns()))
+    def mine() -> Iterator[str]:
+        for index in range(number, len(texts), len(shared.cpu_ns)):
+            sent.append((index, time.monotonic_ns()))
             yield texts[index]
 
-    start.wait()
+    together.wait()
     before_ns = time.process_time_ns()
-    for vector in embed(next_texts()):
-        index, started_ns = taken.popleft()
+    for vector in embed(mine()):
+        index, started_ns = sent.popleft()
         shared.vectors[index] = vector
         shared.cpu_ns[number] = time.process_time_ns() - before_ns
         shared.latency_ns[index] = time.monotonic_ns() - started_ns
+    together.wait()
 
 
 def end_with_parent(parent: int, how: int = signal.SIGKILL) -> None:

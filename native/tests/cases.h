@@ -12,16 +12,15 @@ static gw_port *front, *other;
 static inline int64_t submit(gw_port *port, const char *text) { return gw_submit(port, GW_KIND_STR, NULL, 0, text, strlen(text), 0); }
 static inline uint32_t kind_of(gw_port *port, int64_t ticket) { return gw_kind_of((uint64_t)gw_poll(port, ticket)); }
 
-/* Takes up to n, echoes them, finishes; -> how many. */
+/* Takes up to n and echoes them; -> how many. */
 static inline int serve(int n) {
     uint64_t taken[2 * CAPACITY];
-    n = gw_take(r.owner, n, taken);
+    n = gw_take(r.owner, n, 0, taken);
     for (int k = 0; k < n; k++) {
         int64_t ticket = (int64_t)taken[2 * k];
         uint64_t total = gw_total_of(taken[2 * k + 1]);
-        EQUAL(gw_respond(r.owner, ticket, GW_KIND_STR, NULL, 0, gw_request_area(r.owner, gw_slot_of(ticket)), total), 0);
+        CHECK(gw_answer(r.owner, ticket, GW_KIND_STR, NULL, 0, gw_request_area(r.owner, gw_slot_of(ticket)), total) >= 0);
     }
-    if (n) gw_finish(r.owner, taken, n, 0);
     return n;
 }
 

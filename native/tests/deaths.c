@@ -7,7 +7,7 @@ static void owners_die(void) {
     uint64_t taken[2];
     for (int owner = 1; owner <= 3; owner++) {
         EQUAL(gw_collect(r.owner, 0), owner == 1 ? 1 : 2);
-        EQUAL(gw_take(r.owner, 1, taken), 1);
+        EQUAL(gw_take(r.owner, 1, 0, taken), 1);
         EQUAL(taken[0], killer);
         if (owner == 1) queued = submit(other, "queued"); /* its ready bit is lost with the owner that collects it */
         if (owner == 2) EQUAL(gw_collect(r.owner, 0), 1);
@@ -46,7 +46,7 @@ static void frontends_die(void) {
     int64_t running = submit(front, "running"), mine = submit(other, "mine");
     uint64_t taken[4], word = front->participants[0].word;
     EQUAL(gw_collect(r.owner, 0), 2);
-    EQUAL(gw_take(r.owner, 1, taken), 1);
+    EQUAL(gw_take(r.owner, 1, 0, taken), 1);
     CHECK(submit(front, "ready") >= 0 && gw_claim(front) >= 0);
     EQUAL(r.owner->header->alive, 2);
     EQUAL(gw_reap(r.owner, 0), -EINVAL);
@@ -66,7 +66,7 @@ static void frontends_die(void) {
     EQUAL(view.identity.pid, 7);
     EQUAL(gw_cancel(front, running), -ESTALE); /* abandoned by the dead: not its successor's */
     EQUAL(gw_poll(front, running), -ESTALE);
-    EQUAL(gw_finish(r.owner, taken, 1, 0), 1);
+    EQUAL(gw_answered(r.owner, running, 0), 1);
     EQUAL(gw_collect(r.owner, 0), 1);
     EQUAL(serve(1), 1);
     EQUAL(gw_release(other, mine), 0);
@@ -79,8 +79,9 @@ static void join_and_leave(void) {
     EQUAL(gw_join(late, lock_fd, 4, 0, 0), -EUSERS);
     int64_t left_behind = submit(third, "x");
     EQUAL(gw_leave(third), 0);
-    EQUAL(gw_leave(third), -ECHILD);
+    EQUAL(gw_leave(third), -ESTALE);
     EQUAL(gw_claim(third), -ENOTCONN);
+    EQUAL(gw_poll(third, left_behind), -ECHILD);
     gw_participant_view view;
     EQUAL(gw_read_participant(r.owner, 3, &view), GW_LEFT);
     EQUAL(view.held, 1);

@@ -29,7 +29,7 @@ static void refused_geometry(void) {
     for (size_t k = 0; k < sizeof table / sizeof *table; k++) {
         char kept[8], *field = (char *)r.base + table[k].offset;
         memcpy(kept, field, table[k].size);
-        memcpy(field, &table[k].value, table[k].size); /* little endian, as the kernel's futex words on both our machines */
+        memcpy(field, &table[k].value, table[k].size); /* little endian */
         EQUAL(gw_check(r.base, r.bytes), table[k].result);
         memcpy(field, kept, table[k].size);
         EQUAL(gw_check(r.base, r.bytes), 0);
@@ -94,7 +94,7 @@ static void numbers_at_their_limits(void) {
     for (int k = 0; k < 4; k++) {
         EQUAL(gw_phase(front, strangers[k]), -EINVAL);
         EQUAL(gw_untake(r.owner, strangers[k]), -EINVAL);
-        EQUAL(gw_responded(r.owner, strangers[k], 0), -EINVAL);
+        EQUAL(gw_answered(r.owner, strangers[k], 0), -EINVAL);
         EQUAL(gw_refuse(r.owner, strangers[k], GW_KIND_DRAINING), -ESTALE);
         CHECK(gw_publish(front, strangers[k], 0, 0) < 0 && gw_poll(front, strangers[k]) < 0 && gw_release(front, strangers[k]) < 0);
         CHECK(gw_cancel(front, strangers[k]) < 0 && gw_wait(front, strangers[k], 0, 0) < 0);
@@ -113,9 +113,10 @@ static void largest_segment(void) {
     EQUAL(gw_claim_wait(last, 1), -ETIMEDOUT); /* its bit is taken back, whichever that is */
     for (int g = 0; g < GW_MAX_PARTICIPANTS / 64; g++) EQUAL(large.owner->header->space_wanted[g], 0);
     EQUAL(gw_collect(large.owner, 0), GW_MAX_CAPACITY);
-    EQUAL(gw_take(large.owner, GW_MAX_CAPACITY, taken), GW_MAX_CAPACITY);
-    for (int k = 0; k < GW_MAX_CAPACITY; k++) gw_respond(large.owner, (int64_t)taken[2 * k], GW_KIND_BYTES, NULL, 0, NULL, 0);
-    EQUAL(gw_finish(large.owner, taken, GW_MAX_CAPACITY, 0), 0);
+    EQUAL(gw_take(large.owner, GW_MAX_CAPACITY, 0, taken), GW_MAX_CAPACITY);
+    for (int k = 0; k < GW_MAX_CAPACITY; k++) EQUAL(gw_answered(large.owner, (int64_t)taken[2 * k], 0), 0);
+    EQUAL(large.owner->header->stats.batches, 1);
+    EQUAL(large.owner->header->stats.batch_sizes[70], 1);
     for (int k = 0; k < GW_MAX_CAPACITY; k += 2) EQUAL(gw_release(last, tickets[k]), 0);
     EQUAL(gw_reap(large.owner, GW_MAX_PARTICIPANTS), GW_MAX_CAPACITY / 2);
     EQUAL(gw_count(large.owner, GW_FREE), GW_MAX_CAPACITY);
@@ -181,10 +182,10 @@ static void malformed_requests(void) {
         EQUAL(gw_collect(r.owner, 0), 1);
         r.owner->slots[gw_slot_of(ticket)].request = table[k].request; /* nor is what the backlog saw what counts */
         uint64_t taken[2];
-        EQUAL(gw_take(r.owner, 1, taken), 1);
+        EQUAL(gw_take(r.owner, 1, 0, taken), 1);
         EQUAL(taken[1], table[k].ok ? table[k].request : UINT64_MAX);
         EQUAL(gw_cancel(front, ticket), 1);
-        EQUAL(gw_finish(r.owner, taken, 1, 0), 1);
+        EQUAL(gw_answered(r.owner, ticket, 0), 1);
     }
 }
 
@@ -196,9 +197,9 @@ static void scribbled_ready_bits(void) {
         CHECK(gw_collect(r.owner, 0) <= 2 * CAPACITY);
     }
     uint64_t taken[4 * CAPACITY];
-    EQUAL(gw_take(r.owner, 2 * CAPACITY, taken), 1);
+    EQUAL(gw_take(r.owner, 2 * CAPACITY, 0, taken), 1);
     EQUAL(taken[0], ready);
-    EQUAL(gw_finish(r.owner, taken, 1, 0), 0);
+    EQUAL(gw_answered(r.owner, ready, 0), 0);
     EQUAL(gw_collect(r.owner, 0), 0);
     EQUAL(gw_release(front, ready) | gw_cancel(front, claimed), 0);
     ready = submit(front, "x");
@@ -220,12 +221,11 @@ static void scribbled_slots(void) {
         slot->request = next_random(&seed);
         r.owner->header->ready[0] = next_random(&seed);
         gw_collect(r.owner, 0);
-        int n = gw_take(r.owner, CAPACITY, taken);
+        int n = gw_take(r.owner, CAPACITY, 0, taken);
         for (int j = 0; j < n; j++) {
             CHECK(taken[2 * j + 1] == UINT64_MAX || gw_total_of(taken[2 * j + 1]) <= 1 << 20);
-            gw_respond(r.owner, (int64_t)taken[2 * j], GW_KIND_BYTES, NULL, 0, "y", 1);
+            CHECK(gw_answer(r.owner, (int64_t)taken[2 * j], GW_KIND_BYTES, NULL, 0, "y", 1) >= 0);
         }
-        if (n) gw_finish(r.owner, taken, n, 0);
         gw_expire(r.owner, gw_now());
         if (k % 16 == 0) gw_recover(r.owner, 2);
     }

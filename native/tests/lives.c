@@ -11,13 +11,12 @@ static void whole_life(void) {
     EQUAL(gw_backlog(r.owner)->ticket, ticket);
     EQUAL(gw_backlog(r.owner)->request, gw_describe(GW_KIND_ARRAY, 3, GW_LINE + 60));
     uint64_t taken[2];
-    EQUAL(gw_take(r.owner, 1, taken), 1);
+    EQUAL(gw_take(r.owner, 1, 1, taken), 1);
     EQUAL(taken[1], gw_describe(GW_KIND_ARRAY, 3, GW_LINE + 60));
     const char *area = gw_request_area(r.owner, gw_slot_of(ticket));
     EQUAL((uintptr_t)area % GW_LINE, 0);
     CHECK(!memcmp(area, sent.meta, 3) && !memcmp(area + GW_LINE, sent.data, 60));
-    EQUAL(gw_respond(r.owner, ticket, GW_KIND_TREE, "xy", 2, area + GW_LINE, 60), 0);
-    EQUAL(gw_finish(r.owner, taken, 1, 1), 0);
+    EQUAL(gw_answer(r.owner, ticket, GW_KIND_TREE, "xy", 2, area + GW_LINE, 60), 0);
     EQUAL(gw_wait(front, ticket, 0, LONG_NS), gw_describe(GW_KIND_TREE, 2, GW_LINE + 60));
     const gw_slot *slot = rig_slot(&r, ticket);
     CHECK(slot->enqueue_ns <= slot->collect_ns && slot->collect_ns <= slot->dispatch_ns && slot->dispatch_ns <= slot->done_ns);
@@ -40,11 +39,13 @@ static void too_large(void) {
     EQUAL(gw_submit(front, GW_KIND_BYTES, big, 1, big, AREA - GW_LINE + 1, 0), -EMSGSIZE);
     EQUAL(front->inflight, 0);
     int64_t exact = gw_submit(front, GW_KIND_BYTES, NULL, 0, big, AREA, 0), empty = gw_submit(front, GW_KIND_BYTES, NULL, 0, NULL, 0, 0);
-    EQUAL(gw_respond(r.owner, exact, GW_KIND_BYTES, NULL, 0, big, AREA + 1), -EMSGSIZE);
-    EQUAL(gw_respond(r.owner, exact, GW_KIND_BYTES, big, AREA + 1, NULL, 0), -EMSGSIZE);
-    EQUAL(gw_respond(r.owner, gw_ticket(0, CAPACITY), 0, NULL, 0, NULL, 0), -EINVAL);
     gw_collect(r.owner, 0);
-    EQUAL(serve(CAPACITY), 2);
+    uint64_t taken[4];
+    EQUAL(gw_take(r.owner, 2, 0, taken), 2);
+    EQUAL(gw_answer(r.owner, exact, GW_KIND_BYTES, NULL, 0, big, AREA + 1), -EMSGSIZE);
+    EQUAL(gw_answer(r.owner, exact, GW_KIND_BYTES, big, AREA + 1, NULL, 0), -EMSGSIZE);
+    EQUAL(gw_phase(r.owner, exact), GW_RUNNING); /* still to be answered */
+    EQUAL(gw_answer(r.owner, exact, GW_KIND_BYTES, NULL, 0, big, AREA) | gw_answer(r.owner, empty, GW_KIND_BYTES, NULL, 0, NULL, 0), 0);
     EQUAL(gw_total_of((uint64_t)gw_poll(front, exact)), AREA);
     EQUAL(gw_total_of((uint64_t)gw_poll(front, empty)), 0);
     EQUAL(gw_release(front, exact) | gw_release(front, empty), 0);
@@ -73,7 +74,7 @@ static void untaken_keeps_its_place(void) {
     int64_t a = submit(front, "a"), b = submit(front, "b");
     uint64_t taken[2];
     EQUAL(gw_collect(r.owner, 0), 2);
-    EQUAL(gw_take(r.owner, 1, taken), 1);
+    EQUAL(gw_take(r.owner, 1, 1, taken), 1);
     EQUAL(gw_untake(r.owner, a), 0);
     EQUAL(gw_collect(r.owner, 0), 2);
     EQUAL(gw_backlog(r.owner)[0].ticket, a);
