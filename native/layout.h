@@ -113,8 +113,9 @@ typedef struct {
 typedef struct {
     /* First line: written by the claiming frontend between claim and publish; the word by everybody, by compare-and-swap. */
     _Alignas(GW_LINE) _Atomic uint64_t word;
-    uint64_t enqueue_ns, deadline_ns; /* CLOCK_MONOTONIC; deadline 0 = none */
-    uint64_t request;                 /* kind, meta and length in one: see gw_describe */
+    /* Atomic (relaxed), as the owner looks at these before it takes the slot, and by then it may be in its next life. */
+    _Atomic uint64_t enqueue_ns, deadline_ns; /* CLOCK_MONOTONIC; deadline 0 = none */
+    _Atomic uint64_t request;                 /* kind, meta and length in one: see gw_describe */
     uint32_t attempts, pad0;          /* owners that died while this request was running: zeroed by the claimer, raised by gw_recover */
     uint64_t reserved0[3];
     /* Second line: written by the owner only. */

@@ -49,7 +49,7 @@ static void drain_ready_bits(gw_port *port) {
             if (gw_phase_of(word) != GW_READY) continue; /* cancelled or reaped since */
             if (!now) now = gw_now();
             slot->collect_ns = now;
-            gw_item item = {(uint64_t)gw_ticket(word, i), slot->enqueue_ns, slot->deadline_ns, slot->request};
+            gw_item item = {(uint64_t)gw_ticket(word, i), GW_PEEK(&slot->enqueue_ns), GW_PEEK(&slot->deadline_ns), GW_PEEK(&slot->request)};
             uint32_t k = port->queued++;
             for (; k > 0 && port->backlog[k - 1].enqueue_ns > item.enqueue_ns; k--) port->backlog[k] = port->backlog[k - 1];
             port->backlog[k] = item;
@@ -65,8 +65,8 @@ int gw_collect(gw_port *port, uint64_t until_ns) {
     gw_header *header = port->header;
     uint64_t start = gw_now();
     if (start >= until_ns) return (int)port->queued;
-    int interrupted = 0;
-    if (gw_spin_until(port, &port->request_spin, header->ready, ready_words(port), 0, until_ns)) {
+    int interrupted = 0, slept = !gw_spin_until(port, &port->request_spin, header->ready, ready_words(port), 0, until_ns);
+    if (!slept) {
         GW_TALLY(&header->stats.spins, 1);
     } else { /* the owner's side of the doorbell, wake.c */
         uint32_t seen = atomic_load_explicit(&header->bell, memory_order_seq_cst); /* O1 */
@@ -82,13 +82,11 @@ int gw_collect(gw_port *port, uint64_t until_ns) {
     purge(port);
     before = port->queued;
     drain_ready_bits(port);
-    uint64_t first = UINT64_MAX; /* the earliest arrival since we began to wait tells whether spinning would have caught it */
-    for (uint32_t k = 0; k < port->queued && port->queued != before; k++)
-        if (port->backlog[k].enqueue_ns >= start) {
-            first = port->backlog[k].enqueue_ns;
+    for (uint32_t k = 0; slept && port->queued != before && k < port->queued; k++)
+        if (port->backlog[k].enqueue_ns >= start) { /* the earliest arrival since we began to wait */
+            gw_spin_learn(&port->request_spin, port->backlog[k].enqueue_ns - start);
             break;
         }
-    gw_spin_learn(&port->request_spin, first != UINT64_MAX ? first - start : port->queued != before ? 0 : gw_now() - start);
     return interrupted && !port->queued ? -EINTR : (int)port->queued;
 }
 
@@ -140,11 +138,11 @@ int gw_take(gw_port *port, int count, uint32_t reason, uint64_t *taken) {
         gw_slot *slot = slot_at(port, ticket);
         if (!slot || !take(slot, ticket)) continue;
         slot->dispatch_ns = now;
-        if (slot->deadline_ns && slot->deadline_ns <= now) {
+        uint64_t request = GW_PEEK(&slot->request), deadline = GW_PEEK(&slot->deadline_ns);
+        if (deadline && deadline <= now) {
             expire(port, slot, ticket);
             continue;
         }
-        uint64_t request = *(volatile uint64_t *)&slot->request;
         uint64_t total = gw_total_of(request), room = gw_kind_of(request) & GW_KIND_SPILLED ? port->max_payload_bytes : port->request_bytes;
         if (total > room || gw_meta_of(request) > total) request = UINT64_MAX;
         taken[2 * n] = (uint64_t)ticket;
@@ -183,7 +181,7 @@ static int answer(gw_port *port, gw_slot *slot, int64_t ticket) {
         gw_batch_done(port, port->batch_size, port->batch_reason, now - slot->dispatch_ns);
         port->batch_size = 0;
     }
-    gw_observe(&stats->queue_wait, slot->collect_ns - slot->enqueue_ns);
+    gw_observe(&stats->queue_wait, slot->collect_ns - GW_PEEK(&slot->enqueue_ns));
     gw_observe(&stats->batch_wait, slot->dispatch_ns - slot->collect_ns);
     _Atomic uint64_t *outcome = (gw_kind_of(slot->response) & ~(uint32_t)GW_KIND_SPILLED) < GW_KIND_ERROR ? &stats->completed : &stats->failed;
     GW_COUNT(outcome, 1);
@@ -230,11 +228,11 @@ int gw_expire(gw_port *port, uint64_t now_ns) {
     int n = 0;
     for (uint32_t i = 0; i < port->capacity; i++) {
         gw_slot *slot = &port->slots[i];
-        uint64_t word = GW_LOAD(&slot->word);
-        if (gw_phase_of(word) != GW_READY || !slot->deadline_ns || slot->deadline_ns > now_ns) continue;
+        uint64_t word = GW_LOAD(&slot->word), deadline = GW_PEEK(&slot->deadline_ns);
+        if (gw_phase_of(word) != GW_READY || !deadline || deadline > now_ns) continue;
         int64_t ticket = gw_ticket(word, i);
         if (!take(slot, ticket)) continue;
-        if (!slot->deadline_ns || slot->deadline_ns > now_ns) { /* the deadline we looked at was an earlier life's */
+        if (GW_PEEK(&slot->deadline_ns) != deadline) { /* the deadline we looked at was an earlier life's */
             gw_untake(port, ticket);
             continue;
         }

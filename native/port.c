@@ -12,7 +12,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
-#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -51,8 +50,6 @@ gw_port *gw_open(void *base) {
     port->areas = (char *)(port->slots + port->capacity);
     port->wake = header->wake;
     port->lock_fd = -1;
-    cpu_set_t set;
-    port->cores = sched_getaffinity(0, sizeof set, &set) ? 1 : (uint32_t)CPU_COUNT(&set);
     pthread_once(&fork_handlers_once, install_fork_handlers);
     pthread_mutex_lock(&ports_mutex);
     port->next = ports;

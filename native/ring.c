@@ -110,9 +110,9 @@ int64_t gw_claim_wait(gw_port *port, uint64_t until_ns) {
 int gw_publish(gw_port *port, int64_t ticket, uint64_t request, uint64_t deadline_ns) {
     gw_slot *slot = own_slot(port, ticket);
     if (!slot) return -ECHILD;
-    slot->request = request;
-    slot->deadline_ns = deadline_ns;
-    slot->enqueue_ns = gw_now();
+    atomic_store_explicit(&slot->request, request, memory_order_relaxed);
+    atomic_store_explicit(&slot->deadline_ns, deadline_ns, memory_order_relaxed);
+    atomic_store_explicit(&slot->enqueue_ns, gw_now(), memory_order_relaxed);
     uint64_t word = word_of(port, ticket, GW_CLAIMED);
     if (!GW_CAS(&slot->word, &word, gw_with_phase(word, GW_READY))) return -ESTALE; /* releases the request to gw_take */
     uint32_t i = gw_slot_of(ticket);
@@ -156,23 +156,20 @@ int64_t gw_wait(gw_port *port, int64_t ticket, uint64_t deadline_ns, uint64_t sl
     if (!slot) return -ECHILD;
     uint64_t start = gw_now(), until = start + slice_ns;
     if (deadline_ns && deadline_ns < until) until = deadline_ns;
-    gw_spin_until(port, &port->response_spin, &slot->word, 1, word_of(port, ticket, GW_DONE), until);
+    int slept = !gw_spin_until(port, &port->response_spin, &slot->word, 1, word_of(port, ticket, GW_DONE), until);
     struct timespec t = {(time_t)(until / 1000000000u), (long)(until % 1000000000u)};
     for (;;) {
         int64_t result = look(port, slot, ticket);
         if (result >= 0) {
             uint64_t done = slot->done_ns;
-            gw_spin_learn(&port->response_spin, done > start ? done - start : 0);
+            if (slept) gw_spin_learn(&port->response_spin, done > start ? done - start : 0);
             gw_observe(&stats_of(port)->wake, gw_now() - done);
         }
         if (result != -EINPROGRESS) return result;
         if (sem_clockwait(&slot->semaphore, CLOCK_MONOTONIC, &t) == 0) continue; /* a permit is a hint: look again */
         int error = errno;
         result = look(port, slot, ticket);
-        if (result == -EINPROGRESS) {
-            if (error == ETIMEDOUT) gw_spin_learn(&port->response_spin, slice_ns);
-            return -error;
-        }
+        if (result == -EINPROGRESS) return -error;
     }
 }
 

@@ -8,7 +8,7 @@
 #include "layout.h"
 
 /* Decides whether spinning is worth it; process-local. See wake.c. */
-typedef struct { _Atomic uint32_t score, skip, backoff; } gw_spinner;
+typedef struct { _Atomic uint32_t score, skip, backoff, waits; } gw_spinner;
 
 /* One collected request, as the owner's queue knows it. */
 typedef struct gw_item { uint64_t ticket, enqueue_ns, deadline_ns, request; } gw_item;
@@ -21,7 +21,7 @@ typedef struct gw_port {
     char *areas;
     uint64_t request_bytes, response_bytes, max_payload_bytes;
     uint32_t capacity, max_participants;
-    uint32_t me, wake, cores;
+    uint32_t me, wake;
     int lock_fd;                      /* this participant's or owner's proof of life, see port.c */
     _Atomic uint32_t forked;          /* set in a forked child: everything here belongs to the parent */
     _Atomic uint32_t left;            /* gw_leave was called: nothing can be claimed or touched any more */
@@ -112,12 +112,13 @@ void gw_futex_wake(_Atomic uint32_t *word, int n);
 void gw_ring_doorbell(gw_port *port);
 void gw_space_wake(gw_port *port);
 int gw_spin_until(gw_port *port, gw_spinner *spinner, const _Atomic uint64_t *words, uint32_t n, uint64_t wanted, uint64_t until_ns);
-void gw_spin_learn(gw_spinner *spinner, uint64_t would_have_taken_ns);
+void gw_spin_learn(gw_spinner *spinner, uint64_t ns);
 
 #define GW_SLOT_BITS 12
 #define GW_CAS(word, expected, desired) \
     atomic_compare_exchange_strong_explicit((word), (expected), (desired), memory_order_seq_cst, memory_order_acquire)
 #define GW_LOAD(p) atomic_load_explicit((p), memory_order_acquire)
+#define GW_PEEK(p) atomic_load_explicit((p), memory_order_relaxed)
 #define GW_COUNT(p, n) atomic_fetch_add_explicit((p), (n), memory_order_relaxed)
 /* For counters with one writer: no locked instruction. */
 #define GW_TALLY(p, n) atomic_store_explicit((p), atomic_load_explicit((p), memory_order_relaxed) + (n), memory_order_relaxed)

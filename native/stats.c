@@ -33,12 +33,13 @@ int gw_read_participant(const gw_port *port, uint32_t participant, gw_participan
     if (!participant || participant > port->max_participants) return -EINVAL;
     const gw_participant *entry = &port->participants[participant - 1];
     uint64_t word = GW_LOAD(&entry->word);
-    *out = (gw_participant_view){.identity = entry->identity, .word = word, .joined = word & 3};
-    if (out->joined != GW_VACANT)
-        for (uint32_t i = 0; i < port->capacity; i++) {
-            uint64_t slot = READ(&port->slots[i].word);
-            out->held += gw_phase_of(slot) != GW_FREE && gw_participant_of(slot) == participant;
-        }
+    *out = (gw_participant_view){.word = word, .joined = word & 3};
+    if (out->joined == GW_VACANT) return GW_VACANT; /* a joiner may be writing its identity */
+    out->identity = entry->identity;
+    for (uint32_t i = 0; i < port->capacity; i++) {
+        uint64_t slot = READ(&port->slots[i].word);
+        out->held += gw_phase_of(slot) != GW_FREE && gw_participant_of(slot) == participant;
+    }
     return (int)out->joined;
 }
 

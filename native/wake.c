@@ -8,11 +8,15 @@
  * Only the sleeper clears its flag: a frontend killed between P2 and P4 drops its own wake and nobody else's, as the next one still reads 1.
  * A killed waker is also why no sleep here is unbounded: the owner looks again every tick and the frontends every slice.
  *
- * Spinning saves the wake-up of an idle core (some 20 us each way) and wastes a core when nothing comes. GW_ADAPTIVE spins only while
- *   (1) it would have paid lately: what was waited for came within SPIN_WINDOW_NS of the wait's start, judged also after waits that slept, by
- *       the peer's own time stamps, so that no probing is needed; and
- *   (2) a core is free: each sched_yield is timed, and one that took long ran somebody else. Then it parks, and the next `backoff` waits
- *       park at once; backoff doubles with each such finding and halves with each spin that was left alone. */
+ * Spinning saves two system calls and the wake-up of an idle core (some 20 us each way on the machines we measured), and wastes a core when nothing
+ * comes. GW_ADAPTIVE spins while that pays:
+ *   (1) What is bounded is the work of spinning, SPIN_ROUNDS of some microsecond each, not the time that passes: every round ends with sched_yield, and
+ *       what runs meanwhile (the peer, perhaps on this very core) is no waste. With more processes than cores this is how they hand each other the
+ *       core, for less than sleeping and waking costs.
+ *   (2) It is tried only while it has lately succeeded (`score`, a mean over some four waits; a wait that slept counts as a success when the peer's own
+ *       time stamp says that a spin would have caught it). One wait in PROBE_EVERY spins anyway, to notice when things change.
+ *   (3) A sched_yield that takes longer than FOREIGN_NS has run somebody who does not hand back: then it parks, as do the next `backoff` waits, twice
+ *       as many each time, up to MAX_BACKOFF; a sleeper is woken ahead of such a process, a spinner would queue behind it. */
 #define _GNU_SOURCE
 #include "ring.h"
 #include <errno.h>
@@ -22,9 +26,12 @@
 #include <time.h>
 #include <unistd.h>
 
-#define SPIN_WINDOW_NS 50000u
-#define YIELD_ALONE_NS 2500u /* a sched_yield that finds nobody else takes 0.3 us here */
-#define MAX_BACKOFF 256u
+#define LOOKS_A_ROUND 32
+#define SPIN_ROUNDS 48
+#define SPIN_NS 50000u /* about what those rounds take on a core of their own */
+#define FOREIGN_NS 300000u
+#define PROBE_EVERY 64u
+#define MAX_BACKOFF 1024u
 #define SCORE_ONE 1024u
 
 uint64_t gw_now(void) {
@@ -77,47 +84,56 @@ static int seen_among(const _Atomic uint64_t *words, uint32_t n, uint64_t wanted
     return 0;
 }
 
+/* Whether this wait should begin with a spin. Races between threads of one process only blur the estimates. */
+static int should_spin(gw_port *port, gw_spinner *spinner) {
+    if (port->wake != GW_ADAPTIVE) return port->wake == GW_BUSY;
+    uint32_t skip = atomic_load_explicit(&spinner->skip, memory_order_relaxed);
+    if (skip) {
+        atomic_store_explicit(&spinner->skip, skip - 1, memory_order_relaxed);
+        return 0;
+    }
+    return atomic_load_explicit(&spinner->score, memory_order_relaxed) >= SCORE_ONE / 2 || GW_COUNT(&spinner->waits, 1) % PROBE_EVERY == 0;
+}
+
+static void learn(gw_spinner *spinner, int success) {
+    uint32_t score = atomic_load_explicit(&spinner->score, memory_order_relaxed);
+    score = success ? score + (SCORE_ONE - score + 3) / 4 : score - (score + 3) / 4;
+    atomic_store_explicit(&spinner->score, score, memory_order_relaxed);
+}
+
+static void back_off(gw_spinner *spinner) {
+    uint32_t backoff = atomic_load_explicit(&spinner->backoff, memory_order_relaxed) * 2 + 1;
+    if (backoff > MAX_BACKOFF) backoff = MAX_BACKOFF;
+    atomic_store_explicit(&spinner->backoff, backoff, memory_order_relaxed);
+    atomic_store_explicit(&spinner->skip, backoff, memory_order_relaxed);
+}
+
 /* Spins as the port's wake mode says until one of the words is `wanted` (or, for 0, any is not zero). 1 if seen; 0: sleep now. */
 int gw_spin_until(gw_port *port, gw_spinner *spinner, const _Atomic uint64_t *words, uint32_t n, uint64_t wanted, uint64_t until_ns) {
     if (seen_among(words, n, wanted)) return 1;
-    if (port->wake == GW_PARK) return 0;
-    if (port->wake == GW_ADAPTIVE) {
-        if (port->cores < 2 || atomic_load_explicit(&spinner->score, memory_order_relaxed) < SCORE_ONE / 2) return 0;
-        uint32_t skip = atomic_load_explicit(&spinner->skip, memory_order_relaxed);
-        if (skip) {
-            atomic_store_explicit(&spinner->skip, skip - 1, memory_order_relaxed);
-            return 0;
-        }
-    }
-    uint64_t before = gw_now(), start = before;
-    for (;;) {
-        for (int i = 0; i < 32; i++) {
+    if (!should_spin(port, spinner)) return 0;
+    for (int round = 1;; round++) {
+        for (int i = 0; i < LOOKS_A_ROUND; i++) {
             if (seen_among(words, n, wanted)) {
                 uint32_t backoff = atomic_load_explicit(&spinner->backoff, memory_order_relaxed);
                 if (backoff) atomic_store_explicit(&spinner->backoff, backoff / 2, memory_order_relaxed);
+                learn(spinner, 1);
                 return 1;
             }
             gw_relax();
         }
-        before = gw_now();
+        uint64_t before = gw_now();
         if (before >= until_ns) return 0;
         sched_yield(); /* never spin without: on a shared core the peer would wait for our time slice to end */
         if (port->wake == GW_BUSY) continue;
-        uint64_t after = gw_now();
-        if (after - before > YIELD_ALONE_NS) {
-            uint32_t backoff = atomic_load_explicit(&spinner->backoff, memory_order_relaxed) * 2 + 1;
-            if (backoff > MAX_BACKOFF) backoff = MAX_BACKOFF;
-            atomic_store_explicit(&spinner->backoff, backoff, memory_order_relaxed);
-            atomic_store_explicit(&spinner->skip, backoff, memory_order_relaxed);
-            return seen_among(words, n, wanted);
-        }
-        if (after - start > SPIN_WINDOW_NS) return seen_among(words, n, wanted);
+        if (gw_now() - before > FOREIGN_NS) back_off(spinner);
+        else if (round < SPIN_ROUNDS) continue;
+        else learn(spinner, 0);
+        return seen_among(words, n, wanted);
     }
 }
 
-/* What was waited for came this long after the wait began, the sleeper's own wake-up not counted. */
-void gw_spin_learn(gw_spinner *spinner, uint64_t would_have_taken_ns) {
-    uint32_t score = atomic_load_explicit(&spinner->score, memory_order_relaxed);
-    score = would_have_taken_ns <= SPIN_WINDOW_NS ? score + (SCORE_ONE - score + 3) / 4 : score - (score + 3) / 4;
-    atomic_store_explicit(&spinner->score, score, memory_order_relaxed);
+/* After a wait that slept: what it waited for came `ns` after its start, the sleeper's own wake-up not counted. */
+void gw_spin_learn(gw_spinner *spinner, uint64_t ns) {
+    if (ns <= SPIN_NS) learn(spinner, 1);
 }

@@ -90,7 +90,7 @@ def run(everything: bool, size: int, processes: int) -> None:
             vectors.append(found_vectors)
     alone, expected = measure(f"{processes} processes, each its own model", few_texts, [own_model(processes)])
     check_vectors([all_vectors[few], *vectors], expected)
-    report([at_once, *rows, alone], forked=rows[0], own=alone)
+    report(at_once, rows, own=alone)
 
 
 def measure(label: str, texts: list[str], ways: list[Way], worker: str | None = None) -> tuple[Row, np.ndarray]:

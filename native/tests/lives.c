@@ -117,9 +117,14 @@ static void state_of_the_owner(void) {
     EQUAL(gw_publish(r.owner, 0, 0, 0), -ECHILD);
 }
 
-typedef struct { gw_port *port; int64_t ticket, result; } waiting;
+typedef struct { gw_port *port; int64_t ticket, result; _Atomic pid_t tid; } waiting;
 static void *claim_wait(void *w) { return ((waiting *)w)->result = gw_claim_wait(((waiting *)w)->port, gw_now() + LONG_NS), NULL; }
-static void *wait_response(void *w) { return ((waiting *)w)->result = gw_wait(((waiting *)w)->port, ((waiting *)w)->ticket, 0, LONG_NS), NULL; }
+static void *wait_response(void *argument) {
+    waiting *w = argument;
+    w->tid = gettid();
+    w->result = gw_wait(w->port, w->ticket, 0, LONG_NS);
+    return NULL;
+}
 static void *collect(void *w) { return ((waiting *)w)->result = gw_collect(r.owner, gw_now() + LONG_NS), NULL; }
 
 static void claimers_are_woken(void) {
@@ -156,6 +161,45 @@ static void waiters_are_woken(void) {
         EQUAL(w.result, how == 0 ? (int64_t)gw_describe(GW_KIND_STR, 0, 1) : how == 1 ? -ESTALE : (int64_t)gw_describe(GW_KIND_DRAINING, 0, 0));
         if (how != 1) EQUAL(gw_release(front, w.ticket), 0);
     }
+}
+
+static void until_asleep(const waiting *w) {
+    char path[64], stat[128] = "";
+    snprintf(path, sizeof path, "/proc/self/task/%d/stat", (int)w->tid);
+    while (!strstr(stat, ") S ")) {
+        int fd = open(path, O_RDONLY);
+        CHECK(fd >= 0 && read(fd, stat, sizeof stat - 1) > 0);
+        close(fd);
+        sched_yield();
+    }
+}
+
+/* Somebody else's cancel frees the slot under a waiter, and its next life begins before that waiter looks: it must not keep the next one's permit. */
+static void a_stale_waiter_hands_on_the_permit(void) {
+    gw_set_wake(front, GW_PARK);
+    gw_set_wake(other, GW_PARK);
+    waiting stale = {.port = front, .ticket = submit(front, "x")}, live = {.port = other};
+    pthread_t first, second;
+    pthread_create(&first, NULL, wait_response, &stale);
+    while (!stale.tid) sched_yield();
+    until_asleep(&stale);
+    _Atomic uint64_t *word = &r.owner->slots[gw_slot_of(stale.ticket)].word;
+    atomic_store(word, gw_freed(*word)); /* the canceller was stopped between its CAS and its post */
+    atomic_store(&other->home, gw_slot_of(stale.ticket));
+    live.ticket = submit(other, "y");
+    EQUAL(gw_slot_of(live.ticket), gw_slot_of(stale.ticket));
+    pthread_create(&second, NULL, wait_response, &live);
+    while (!live.tid) sched_yield();
+    until_asleep(&live);
+    uint64_t start = gw_now();
+    EQUAL(gw_collect(r.owner, 0), 1);
+    EQUAL(serve(1), 1); /* one permit: the stale waiter, who came first, gets it */
+    pthread_join(first, NULL);
+    EQUAL(stale.result, -ESTALE);
+    pthread_join(second, NULL);
+    EQUAL(live.result, gw_describe(GW_KIND_STR, 0, 1));
+    CHECK(gw_now() - start < LONG_NS);
+    EQUAL(gw_release(other, live.ticket), 0);
 }
 
 static void sleeping_owner_is_woken(void) {
@@ -196,6 +240,6 @@ static void deadlines(void) {
 
 static const named_case cases[] = {
     CASE(whole_life), CASE(too_large), CASE(oldest_first), CASE(untaken_keeps_its_place), CASE(room_and_quotas), CASE(state_of_the_owner),
-    CASE(claimers_are_woken), CASE(waiters_are_woken), CASE(sleeping_owner_is_woken), CASE(deadlines)};
+    CASE(claimers_are_woken), CASE(waiters_are_woken), CASE(a_stale_waiter_hands_on_the_permit), CASE(sleeping_owner_is_woken), CASE(deadlines)};
 
 int main(void) { return run_cases("lives", cases, sizeof cases / sizeof *cases); }

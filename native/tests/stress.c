@@ -1,16 +1,17 @@
-/* Threads for the sanitizers: frontends that call, cancel, miss deadlines and die; a rival that cancels for them; one owner; one keeper.
+/* Threads for the sanitizers: frontends that call, cancel, miss deadlines and die; one owner; one keeper; and, in a second round, a rival that cancels
+ * for the frontends while they wait.
  *
  *     stress [frontends] [calls of each] [slots] [seed]
  *
- * Every answer must be the right one for its request, every sleeper must be woken (no wait below is short enough to hide a lost wake-up), each
- * request must end in exactly one way, and no slot may be missing at the end. "Death" is between two calls here; crash.c kills anywhere. */
+ * Every answer must be the right one for its request, each request must end in exactly one way, and no slot may be missing at the end. Without the rival
+ * every sleeper must be woken: no wait is short enough to hide a lost wake-up. "Death" is between two calls here; crash.c kills anywhere. */
 #define _GNU_SOURCE
 #include "rig.h"
 #include <pthread.h>
 
 enum { WORDS = 20, AREA = 192, MAX_FRONTENDS = 32, MAX_CAPACITY = 512, BURST = 4 };
 #define LONG_NS (30 * SECOND_NS)
-#define SLICE_NS 20000000ull /* where the rival cancels: the slot's next claimer may drain the permit that says so */
+#define SLICE_NS 20000000ull /* as clients wait: the permit that tells a waiter of the rival's cancel may be drained by the slot's next claimer */
 #define TICK_US 200
 
 typedef struct {
@@ -18,14 +19,15 @@ typedef struct {
     rig *r;
     gw_port *port;
     uint64_t seed, answered, withdrawn, abandoned, expired, refused, stolen, deaths, lost;
-    uint32_t calls, number;
-    int mortal;                /* dies now and then; the others share their port with the rival */
+    uint32_t number;
+    int mortal;                /* dies now and then; the rival has the others' ports */
     _Atomic int64_t exposed;   /* a published ticket that the rival may cancel, or 0 */
     _Atomic uint32_t dead;     /* the participant to reap, or 0 */
 } frontend;
 
 static frontend frontends[MAX_FRONTENDS];
-static uint32_t n_frontends = 4;
+static uint32_t n_frontends = 4, calls = 5000, capacity = 8;
+static int with_rival;
 static _Atomic uint32_t over;
 static uint64_t never_run; /* abandoned while taken, and then given back */
 
@@ -57,7 +59,7 @@ static void receive(frontend *f, int64_t ticket, uint64_t id, uint64_t deadline_
 
 static void stolen(frontend *f, int64_t result) {
     EQUAL(result, -ESTALE);
-    CHECK(!f->mortal);
+    CHECK(with_rival && !f->mortal);
     f->stolen++;
 }
 
@@ -71,9 +73,9 @@ static void cancel(frontend *f, int64_t ticket, uint64_t id, uint64_t deadline_n
 static void wait_for(frontend *f, int64_t ticket, uint64_t id, uint64_t deadline_ns) {
     uint64_t start = gw_now();
     int64_t described;
-    do described = gw_wait(f->port, ticket, deadline_ns, f->mortal ? LONG_NS : SLICE_NS);
-    while (described == -ETIMEDOUT && !f->mortal && !deadline_ns);
-    if (f->mortal) CHECK(gw_now() - start < LONG_NS);  /* else its wake-up was lost */
+    do described = gw_wait(f->port, ticket, deadline_ns, with_rival ? SLICE_NS : LONG_NS);
+    while (described == -ETIMEDOUT && !deadline_ns);
+    CHECK(gw_now() - start < LONG_NS); /* else the wake-up was lost */
     if (described >= 0) receive(f, ticket, id, deadline_ns, described);
     else if (described != -ETIMEDOUT) stolen(f, described);
     else {
@@ -111,10 +113,10 @@ static void *run_frontend(void *argument) {
     char name[32];
     snprintf(name, sizeof name, "frontend %u:", f->number);
     context = name;
-    for (uint32_t done = 0; done < f->calls;) {
+    for (uint32_t done = 0; done < calls;) {
         struct { int64_t ticket; uint64_t id, deadline_ns; } sent[BURST];
         uint32_t n = 0, wanted = 1 + below(&f->seed, BURST);
-        for (; n < wanted && done < f->calls; done++) {
+        for (; n < wanted && done < calls; done++) {
             uint64_t words[WORDS], id = (uint64_t)f->number << 32 | done, deadline_ns = below(&f->seed, 8) ? 0 : gw_now() + below(&f->seed, 200000);
             fill(words, id);
             /* Only with empty hands may it wait for room: what it waits for may be in its own. */
@@ -141,12 +143,12 @@ static void *run_frontend(void *argument) {
 
 /* Another thread of the frontend's process, as when somebody gives up a future that a third waits for. */
 static void *run_rival(void *argument) {
-    uint64_t seed = *(uint64_t *)argument;
+    uint64_t seed = *(uint64_t *)argument + 1000;
     context = "rival:";
     while (!atomic_load(&over)) {
         frontend *f = &frontends[below(&seed, n_frontends)];
         int64_t ticket = atomic_load(&f->exposed);
-        if (ticket && !f->mortal) gw_cancel(f->port, ticket);
+        if (ticket) gw_cancel(f->port, ticket);
         usleep(below(&seed, TICK_US));
     }
     return NULL;
@@ -241,8 +243,32 @@ static void check_sums(rig *r) {
     EQUAL(stats->batch_wait.count[GW_BUCKETS - 1], 0);
 }
 
+static void run(uint64_t seed) {
+    rig r = rig_open(capacity, n_frontends + 1, AREA);
+    gw_set_policy(r.owner, GW_REJECT, GW_ADAPTIVE, capacity < 4 ? capacity : capacity / 2, capacity, 0, capacity);
+    pthread_t owner, keeper, rival;
+    for (uint32_t i = 0; i < n_frontends; i++) {
+        frontends[i] = (frontend){.r = &r, .number = i, .seed = seed + i, .mortal = i % 2 == 0, .port = rig_join(&r, i)};
+        gw_set_wake(frontends[i].port, i % 3);
+    }
+    never_run = 0;
+    atomic_store(&over, 0);
+    pthread_create(&owner, NULL, run_owner, &r);
+    pthread_create(&keeper, NULL, run_keeper, &r);
+    for (uint32_t i = 0; i < n_frontends; i++) pthread_create(&frontends[i].thread, NULL, run_frontend, &frontends[i]);
+    if (with_rival) pthread_create(&rival, NULL, run_rival, &seed);
+    for (uint32_t i = 0; i < n_frontends; i++) pthread_join(frontends[i].thread, NULL);
+    atomic_store(&over, 1);
+    while (gw_bell(r.owner), pthread_tryjoin_np(owner, NULL)) usleep(TICK_US); /* a bell rung just before it falls asleep is not heard */
+    pthread_join(keeper, NULL);
+    if (with_rival) pthread_join(rival, NULL);
+    while (gw_collect(r.owner, 0) > 0) answer_batch(&r, &seed, capacity); /* what the dead left */
+    check_sums(&r);
+    for (uint32_t i = 0; i < n_frontends; i++) gw_close(frontends[i].port);
+    rig_close(&r);
+}
+
 int main(int argc, char **argv) {
-    uint32_t calls = 5000, capacity = 8;
     uint64_t seed = 1;
     if (argc > 1) n_frontends = (uint32_t)atoi(argv[1]);
     if (argc > 2) calls = (uint32_t)atoi(argv[2]);
@@ -250,25 +276,6 @@ int main(int argc, char **argv) {
     if (argc > 4) seed = strtoull(argv[4], NULL, 0);
     CHECK(n_frontends >= 1 && n_frontends <= MAX_FRONTENDS && capacity >= 1 && capacity <= MAX_CAPACITY);
     printf("stress: %u frontends, %u calls each, %u slots, seed %llu\n", n_frontends, calls, capacity, (unsigned long long)seed);
-    rig r = rig_open(capacity, n_frontends + 1, AREA);
-    gw_set_policy(r.owner, GW_REJECT, GW_ADAPTIVE, capacity < 4 ? capacity : capacity / 2, capacity, 0, capacity);
-    pthread_t owner, keeper, rival;
-    for (uint32_t i = 0; i < n_frontends; i++) {
-        frontends[i] = (frontend){.r = &r, .number = i, .seed = seed + i, .calls = calls, .mortal = i % 2 == 0, .port = rig_join(&r, i)};
-        gw_set_wake(frontends[i].port, i % 3);
-    }
-    pthread_create(&owner, NULL, run_owner, &r);
-    pthread_create(&keeper, NULL, run_keeper, &r);
-    for (uint32_t i = 0; i < n_frontends; i++) pthread_create(&frontends[i].thread, NULL, run_frontend, &frontends[i]);
-    pthread_create(&rival, NULL, run_rival, &seed);
-    for (uint32_t i = 0; i < n_frontends; i++) pthread_join(frontends[i].thread, NULL);
-    atomic_store(&over, 1);
-    while (gw_bell(r.owner), pthread_tryjoin_np(owner, NULL)) usleep(TICK_US); /* a bell rung just before it falls asleep is not heard */
-    pthread_join(keeper, NULL);
-    pthread_join(rival, NULL);
-    for (int n; (n = gw_collect(r.owner, 0)) > 0;) answer_batch(&r, &seed, capacity); /* what the dead left */
-    check_sums(&r);
-    for (uint32_t i = 0; i < n_frontends; i++) gw_close(frontends[i].port);
-    rig_close(&r);
+    for (with_rival = 0; with_rival < 2; with_rival++) run(seed);
     return 0;
 }
