@@ -17,4 +17,4 @@ def own_model(processes: int) -> Way:
         model.run_batch(model.warmup())
         return lambda texts: (model.run_batch([text])[0] for text in texts)
 
-    return Way(f"{processes} processes, each its own model", processes, load)
+    return Way(f"{processes} with own models", processes, load)

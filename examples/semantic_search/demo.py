@@ -76,19 +76,21 @@ def run(everything: bool, size: int, processes: int) -> None:
     with running(name, processes) as service:
         owner = Stats.of(name).owner_pid
         say(f"  http://127.0.0.1:{service.port}/ is ready; process {owner} owns the model")
-        forked = Way(f"{processes} forked processes", processes, lambda: lambda asked: map(client.submit, asked), (owner,))
-        ahead = Way(f"{processes} forked processes, client.map", processes, lambda: client.map, (owner,))
-        web = Way(f"{processes} gunicorn workers over HTTP", processes, service.open, service.pids(), outside=True)
+        forked = Way(f"{processes} forked", processes, lambda: lambda asked: map(client.submit, asked), (owner,))
+        ahead = Way(f"{processes} forked, client.map", processes, lambda: client.map, (owner,))
+        web = Way(f"{processes} gunicorn, HTTP", processes, service.open, service.pids(), outside=True)
 
         rows, vectors = [], []
-        at_once, all_vectors = measure(f"{processes} forked + {processes} gunicorn at once", texts, [forked, web], name)
+        say("Embedding from forked processes and gunicorn workers at once, through one ring")
+        at_once, all_vectors = measure(f"{processes} forked + {processes} gunicorn", texts, [forked, web], name)
         check_answers(client, entries, all_vectors)
-        say("Each way alone, and against it a model in each process")
+        say("Each way alone, and against them processes that each own a model")
         for way in (forked, ahead, web):
             row, found_vectors = measure(way.label, few_texts, [way], name)
             rows.append(row)
             vectors.append(found_vectors)
-    alone, expected = measure(f"{processes} processes, each its own model", few_texts, [own_model(processes)])
+    own = own_model(processes)
+    alone, expected = measure(own.label, few_texts, [own])
     check_vectors([all_vectors[few], *vectors], expected)
     report(at_once, rows, own=alone)
 

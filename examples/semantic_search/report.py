@@ -10,7 +10,7 @@ from .fleet import Result
 from .show import say, table
 from .usage import cores
 
-HEADER = ("way", "texts", "requests/s", "p50 ms", "p99 ms", "mean batch", "CPU ms each", "models", "memory MB", "others' CPU")
+HEADER = ("way", "texts", "requests/s", "p50 ms", "p99 ms", "mean batch", "CPU ms", "models", "MB", "others")
 BUSY = 0.1  # share of the machine taken by others from which on the speeds are not to be trusted
 
 
@@ -43,10 +43,10 @@ class Row:
 def report(at_once: Row, rows: list[Row], own: Row) -> None:
     """Prints the table, and how each of `rows` compares with `own`, a model in each process; whoever is ahead."""
     table(HEADER, [row.cells for row in (at_once, *rows, own)])
-    say("CPU and memory (PSS): all processes of the service, HTTP clients left out. Models: processes that have torch loaded.")
-    say("client.map has many requests under way at a time: more work a batch, and a longer wait for each.")
+    say("CPU per text and MB (proportional set size): of all processes of the service, HTTP clients left out. Models: processes with torch loaded.")
+    say("Others: share of the machine that other programs had. client.map has many requests under way: larger batches, a longer wait for each.")
     if any(row.foreign > BUSY for row in (*rows, own)):
-        say("Other processes kept this machine busy meanwhile: the CPU time per text compares the ways better than their speed does.")
+        say("Other programs kept this machine busy: the CPU time per text compares the ways better than their speed does.")
     say(f"\nAgainst {own.label}:")
     for row in rows:
         figures = (

@@ -12,6 +12,7 @@ import numpy as np
 
 from gpuworker._native import ffi, lib
 from gpuworker.client import remedies
+from gpuworker.client.landing import Landings
 from gpuworker.errors import DeadlineExceeded, PayloadTooLarge, RequestCancelled, SegmentError, WorkerDied, WorkerDraining
 from gpuworker.payload import Data, Parts, array_in, decode, encode, parse_layout, write_data
 from gpuworker.segment import Segment, State, spill
@@ -20,7 +21,7 @@ from gpuworker.segment.wire import KIND_SHIFT, LINE, META_MASK, META_SHIFT, SLOT
 SLICE_NS = 50_000_000  # how long a wait trusts the owner before it asks the kernel whether the owner lives
 _BYTES, _ARRAY, _ERROR, _SPILLED = lib.GW_KIND_BYTES, lib.GW_KIND_ARRAY, lib.GW_KIND_ERROR, lib.GW_KIND_SPILLED
 _UINT8 = np.dtype(np.uint8)
-_submit, _wait, _release = lib.gw_submit, lib.gw_wait, lib.gw_release
+_submit, _wait, _release, _receive = lib.gw_submit, lib.gw_wait, lib.gw_release, lib.gw_receive
 
 
 class Link:
@@ -33,6 +34,8 @@ class Link:
         self.max_payload_bytes: int = overview.max_payload_bytes
         self.window = max(1, min(4 * overview.max_batch_size, overview.quota_shared))  # how far Client.map runs ahead
         self.on_full = "block" if overview.on_full == lib.GW_BLOCK else "reject"
+        self._landings = Landings()
+        self._known: tuple[bytes, Any] = (b"", None)
         self._responses, self._response_bytes = segment.responses, segment.response_buffers
         if wake is not None:
             lib.gw_set_wake(self.port, WAKE[wake])
@@ -121,12 +124,17 @@ class Link:
     def _take_array(self, ticket: int, response: int) -> Any:
         """Copied once, to a cache line of memory of its own, and its slot given back in the same call."""
         meta = self._response_bytes[ticket & SLOT_MASK][: response >> META_SHIFT & META_MASK]
-        layout = parse_layout(meta, response & TOTAL_MASK)
-        memory = np.empty(layout.data_bytes + LINE, _UINT8)
-        skip = lib.gw_receive(self.port, ticket, layout.data_offset, ffi.from_buffer(memory), layout.data_bytes)
-        if skip < 0:
-            raise SegmentError(remedies.explain(skip, "this request belongs to another process (it was made before a fork)"))
-        return array_in(layout, memory, skip)
+        known_meta, layout = self._known
+        if meta != known_meta:
+            layout = parse_layout(meta, response & TOTAL_MASK)
+            self._known = meta, layout
+        landing = self._landings.take(layout)
+        problem = _receive(self.port, ticket, layout.data_offset, landing.pointer, layout.data_bytes)
+        if problem < 0:
+            raise SegmentError(remedies.explain(problem, "this request belongs to another process (it was made before a fork)"))
+        array = landing.array[...]
+        self._landings.keep(landing)
+        return array
 
     def _check(self, ticket: int, deadline_ns: int) -> None:
         """After a slice without an answer: is it too late, is the owner gone?"""
