@@ -130,6 +130,20 @@ def test_stop_removes_what_a_killed_owner_left(name):
     assert name not in worker_names()
 
 
+def test_a_client_finds_the_new_worker_when_the_dead_ones_file_was_removed(name):
+    worker = gpuworker.Worker(handlers.identity, name=name).start()
+    client = worker.connect()
+    client.submit("x")
+    os.kill(worker.pid, signal.SIGKILL)
+    eventually(lambda: worker.pid is None)
+    os.unlink(f"/dev/shm/gpuworker-{name}")  # by hand, or by systemd
+    with gpuworker.Worker(handlers.identity, name=name):
+        with pytest.raises(gpuworker.WorkerDied):
+            client.submit("to the dead one")
+        assert client.submit("to the new one") == "to the new one"
+    worker.stop()
+
+
 def test_a_second_worker_of_the_same_name_is_refused(name):
     with gpuworker.Worker(handlers.identity, name=name) as worker:
         with pytest.raises(gpuworker.WorkerStartupError, match=f"WorkerAlreadyRunning.*process {worker.pid}"):

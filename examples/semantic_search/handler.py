@@ -59,9 +59,6 @@ class MiniLM:
             means = (states * mask).sum(1) / mask.sum(1)
             return torch.nn.functional.normalize(means, dim=1).numpy()
 
-    def close(self) -> None:
-        self.pool.shutdown()
-
 
 def passes(lengths: list[int], threads: int) -> list[list[int]]:
     """Splits a batch into passes, longest texts first: enough for all threads, and each with less padding than a pass of its own would cost.

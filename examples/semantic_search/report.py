@@ -43,8 +43,9 @@ class Row:
 def report(at_once: Row, rows: list[Row], own: Row) -> None:
     """Prints the table, and how each of `rows` compares with `own`, a model in each process; whoever is ahead."""
     table(HEADER, [row.cells for row in (at_once, *rows, own)])
-    say("CPU per text and MB (proportional set size): of all processes of the service, HTTP clients left out. Models: processes with torch loaded.")
-    say("Others: share of the machine that other programs had. client.map has many requests under way: larger batches, a longer wait for each.")
+    say("CPU ms per text and MB (proportional set size) are those of all processes of the service, HTTP clients left out.")
+    say("Models: processes with torch loaded. Others: share of the machine that other programs had meanwhile.")
+    say("client.map has many requests under way at a time: larger batches, and a longer wait for each.")
     if any(row.foreign > BUSY for row in (*rows, own)):
         say("Other programs kept this machine busy: the CPU time per text compares the ways better than their speed does.")
     say(f"\nAgainst {own.label}:")

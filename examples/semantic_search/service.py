@@ -29,15 +29,15 @@ class Service:
 
     def __init__(self, name: str, processes: int) -> None:
         package = __package__ or ""
-        self.listener = socket.create_server(("127.0.0.1", 0), backlog=64)
-        self.port: int = self.listener.getsockname()[1]
-        self.gunicorn = subprocess.Popen(
-            [sys.executable, "-m", "gunicorn", "-c", f"python:{package}.gunicorn_conf", "-b", f"fd://{self.listener.fileno()}", f"{package}.app:app"],
-            env={**os.environ, "SEMANTIC_SEARCH_WORKER": name, "SEMANTIC_SEARCH_PROCESSES": str(processes)},
-            pass_fds=[self.listener.fileno()],
-            start_new_session=True,  # Ctrl-C reaches only the demo, which then ends gunicorn
-            preexec_fn=functools.partial(end_with_parent, os.getpid(), signal.SIGTERM),
-        )
+        with socket.create_server(("127.0.0.1", 0), backlog=64) as listener:  # any free port; gunicorn inherits the socket
+            self.port: int = listener.getsockname()[1]
+            self.gunicorn = subprocess.Popen(
+                [sys.executable, "-m", "gunicorn", "-c", f"python:{package}.gunicorn_conf", "-b", f"fd://{listener.fileno()}", f"{package}.app:app"],
+                env={**os.environ, "SEMANTIC_SEARCH_WORKER": name, "SEMANTIC_SEARCH_PROCESSES": str(processes)},
+                pass_fds=[listener.fileno()],
+                start_new_session=True,  # Ctrl-C reaches only the demo, which then ends gunicorn
+                preexec_fn=functools.partial(end_with_parent, os.getpid(), signal.SIGTERM),
+            )
 
     def wait_until_ready(self) -> None:
         """Raises FleetError when gunicorn ends, or answers nothing within START_TIMEOUT_S."""
@@ -76,7 +76,6 @@ class Service:
     def stop(self) -> None:
         """Returns when all of them have ended."""
         pids = self.pids()
-        self.listener.close()
         self.gunicorn.terminate()
         end_all(pids, STOP_TIMEOUT_S)
         self.gunicorn.wait()

@@ -78,7 +78,9 @@ class Client:
         WorkerDraining, PayloadTooLarge, UnsupportedPayload, or what `run_batch` raised for this request.
         """
         deadline_ns = 0 if timeout is None else _deadline(timeout)
-        link = self._link or self._connect(deadline_ns)
+        link = self._link
+        if link is None or link.lost:
+            link = self._connect(deadline_ns)
         if self._reserved and id(request) in self._reserved:
             return self._reserved[id(request)].enqueue(deadline_ns).result()
         try:
@@ -103,7 +105,9 @@ class Client:
 
     def _send(self, request: Any, deadline_ns: int) -> Pending | int:
         """A Pending, or the negative errno that prevented one."""
-        link = self._link or self._connect(deadline_ns)
+        link = self._link
+        if link is None or link.lost:
+            link = self._connect(deadline_ns)
         try:
             ticket = link.send(request, deadline_ns)
             if ticket < 0:
@@ -227,7 +231,7 @@ class Client:
             link = self._link
             if problem == -errno.ESHUTDOWN:
                 raise WorkerDraining(f"worker {self.name!r} is draining and takes no new requests")
-            if problem in (-errno.ECHILD, -errno.ENOTCONN) or link is None:
+            if problem in (-errno.ECHILD, -errno.ENOTCONN) or link is None or link.lost:
                 link = self._connect(deadline_ns)
                 ticket = lib.gw_claim(link.port)
             elif problem not in (*_NO_SLOT, -errno.ETIMEDOUT, -errno.EINTR):
@@ -243,6 +247,7 @@ class Client:
                 until_ns = now + SLICE_NS
                 ticket = lib.gw_claim_wait(link.port, min(until_ns, deadline_ns) if deadline_ns else until_ns)
                 if ticket == -errno.ETIMEDOUT and link.segment.owner_is_dead():
+                    link.lost = True
                     raise WorkerDied(f"worker {self.name!r} (pid {link.segment.owner().pid}) died")
             if ticket >= 0:
                 return link, ticket

@@ -34,6 +34,7 @@ class Link:
         self.max_payload_bytes: int = overview.max_payload_bytes
         self.window = max(1, min(4 * overview.max_batch_size, overview.quota_shared))  # how far Client.map runs ahead
         self.on_full = "block" if overview.on_full == lib.GW_BLOCK else "reject"
+        self.lost = False  # the owner was found dead: the client looks again by name before it sends more
         self._landings = Landings()
         self._known: tuple[bytes, Any] = (b"", None)
         self._responses, self._response_bytes = segment.responses, segment.response_buffers
@@ -149,6 +150,7 @@ class Link:
         if state >= State.STOPPED and not self.is_answered(ticket):
             raise WorkerDraining(f"worker {self.segment.name!r} has stopped")
         if self.segment.owner_is_dead() and not self.is_answered(ticket):
+            self.lost = True
             raise WorkerDied(f"worker {self.segment.name!r} (pid {self.segment.owner().pid}) died before it answered")
 
     def is_answered(self, ticket: int) -> bool:

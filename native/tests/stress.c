@@ -6,10 +6,10 @@
  * Every answer must be the right one for its request, each request must end in exactly one way, and no slot may be missing at the end. Without the rival
  * every sleeper must be woken: no wait is short enough to hide a lost wake-up. "Death" is between two calls here; crash.c kills anywhere. */
 #define _GNU_SOURCE
-#include "rig.h"
+#include "payload.h"
 #include <pthread.h>
 
-enum { WORDS = 20, AREA = 192, MAX_FRONTENDS = 32, MAX_CAPACITY = 512, BURST = 4 };
+enum { MAX_FRONTENDS = 32, MAX_CAPACITY = 512, BURST = 4 };
 #define LONG_NS (30 * SECOND_NS)
 #define SLICE_NS 20000000ull /* as clients wait: the permit that tells a waiter of the rival's cancel may be drained by the slot's next claimer */
 #define TICK_US 200
@@ -31,23 +31,12 @@ static int with_rival;
 static _Atomic uint32_t over;
 static uint64_t never_run; /* abandoned while taken, and then given back */
 
-static void fill(uint64_t *words, uint64_t id) {
-    for (uint64_t j = 0; j < WORDS; j++) words[j] = id * (2 * j + 1);
-}
-static void check_filled(const uint64_t *words, uint64_t id) {
-    for (uint64_t j = 0; j < WORDS; j++) EQUAL(words[j], id * (2 * j + 1));
-}
-static uint64_t answer_to(uint64_t id) { return ~id; }
-
 /* ---- frontends ---- */
 
 static void receive(frontend *f, int64_t ticket, uint64_t id, uint64_t deadline_ns, int64_t described) {
-    _Alignas(GW_LINE) uint64_t words[WORDS];
     uint32_t kind = gw_kind_of((uint64_t)described);
     if (kind == GW_KIND_BYTES) {
-        EQUAL(gw_total_of((uint64_t)described), sizeof words);
-        EQUAL(gw_receive(f->port, ticket, 0, words, sizeof words), 0);
-        check_filled(words, answer_to(id));
+        receive_answer(f->port, ticket, id);
         f->answered++;
         return;
     }
@@ -96,16 +85,22 @@ static void die(frontend *f, uint64_t held) {
     f->port = rig_join(f->r, f->number);
 }
 
-static int64_t submit_waiting(frontend *f, const uint64_t *words, uint64_t deadline_ns) {
+static int64_t submit_waiting(frontend *f, uint64_t id, uint64_t deadline_ns) {
     int64_t ticket = gw_claim_wait(f->port, gw_now() + LONG_NS);
     CHECK(ticket >= 0);
     uint32_t whim = below(&f->seed, 32);
     if (whim == 0) EQUAL(gw_cancel(f->port, ticket), 0);
     if (whim == 1 && f->mortal) die(f, 0);
     if (whim == 0 || (whim == 1 && f->mortal)) return -ECANCELED;
-    memcpy(gw_request_area(f->port, gw_slot_of(ticket)), words, WORDS * sizeof *words);
-    EQUAL(gw_publish(f->port, ticket, gw_describe(GW_KIND_BYTES, 0, WORDS * sizeof *words), deadline_ns), 0);
+    put_request(f->port, ticket, id);
+    EQUAL(gw_publish(f->port, ticket, gw_describe(GW_KIND_BYTES, 0, PAYLOAD_BYTES), deadline_ns), 0);
     return ticket;
+}
+
+static int64_t submit_at_once(frontend *f, uint64_t id, uint64_t deadline_ns) {
+    uint64_t words[WORDS];
+    fill(words, id);
+    return gw_submit(f->port, GW_KIND_BYTES, NULL, 0, words, sizeof words, deadline_ns);
 }
 
 static void *run_frontend(void *argument) {
@@ -117,10 +112,9 @@ static void *run_frontend(void *argument) {
         struct { int64_t ticket; uint64_t id, deadline_ns; } sent[BURST];
         uint32_t n = 0, wanted = 1 + below(&f->seed, BURST);
         for (; n < wanted && done < calls; done++) {
-            uint64_t words[WORDS], id = (uint64_t)f->number << 32 | done, deadline_ns = below(&f->seed, 8) ? 0 : gw_now() + below(&f->seed, 200000);
-            fill(words, id);
+            uint64_t id = (uint64_t)f->number << 32 | done, deadline_ns = below(&f->seed, 8) ? 0 : gw_now() + below(&f->seed, 200000);
             /* Only with empty hands may it wait for room: what it waits for may be in its own. */
-            int64_t ticket = n ? gw_submit(f->port, GW_KIND_BYTES, NULL, 0, words, sizeof words, deadline_ns) : submit_waiting(f, words, deadline_ns);
+            int64_t ticket = n ? submit_at_once(f, id, deadline_ns) : submit_waiting(f, id, deadline_ns);
             if (n && (ticket == -EAGAIN || ticket == -EDQUOT)) break;
             if (ticket == -ECANCELED) continue;
             CHECK(ticket >= 0);
@@ -162,10 +156,7 @@ static void answer_batch(rig *r, uint64_t *seed, uint32_t most) {
     for (int k = 0; k < n; k++) {
         int64_t ticket = (int64_t)taken[2 * k];
         uint64_t words[WORDS];
-        EQUAL(gw_total_of(taken[2 * k + 1]), sizeof words);
-        memcpy(words, gw_request_area(r->owner, gw_slot_of(ticket)), sizeof words);
-        check_filled(words, words[0]);
-        fill(words, answer_to(words[0]));
+        work_out(r->owner, ticket, taken[2 * k + 1], words);
         if (!below(seed, 16)) {
             int abandoned = gw_untake(r->owner, ticket);
             CHECK(abandoned >= 0);
@@ -244,7 +235,7 @@ static void check_sums(rig *r) {
 }
 
 static void run(uint64_t seed) {
-    rig r = rig_open(capacity, n_frontends + 1, AREA);
+    rig r = rig_open(capacity, n_frontends + 1, PAYLOAD_AREA);
     gw_set_policy(r.owner, GW_REJECT, GW_ADAPTIVE, capacity < 4 ? capacity : capacity / 2, capacity, 0, capacity);
     pthread_t owner, keeper, rival;
     for (uint32_t i = 0; i < n_frontends; i++) {
