@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from gpuworker._native import ffi, lib
@@ -38,7 +37,6 @@ class Owner:
         self._port = segment.port
         self._backlog = Backlog(segment.port)
         self._exchange = Exchange(segment, options)
-        self._run_batch = partial(batch.run, log=self._log_failure, isolate_errors=options.isolate_errors)
         self._taken = ffi.new("uint64_t[]", 2 * segment.capacity)
         self._stop_ns: int | None = None
 
@@ -91,7 +89,7 @@ class Owner:
         outcomes: list[Any] = []
         try:
             if requests:
-                outcomes = self._run_batch(self.handler.run_batch, requests)
+                outcomes = batch.run(self.handler.run_batch, requests, self.options.isolate_errors, self._log_failure)
         except BaseException as error:  # SystemExit and the like: it ends the owner, but first its callers are told
             outcomes = [error] * len(requests)
             raise
