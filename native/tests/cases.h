@@ -2,6 +2,7 @@
 #ifndef GPUWORKER_TESTS_CASES_H
 #define GPUWORKER_TESTS_CASES_H
 #include "rig.h"
+#include <pthread.h>
 
 enum { CAPACITY = 4, PARTICIPANTS = 3, AREA = 128 };
 #define LONG_NS (30 * SECOND_NS) /* a wake-up that came only now was lost */
@@ -22,6 +23,27 @@ static inline int serve(int n) {
         CHECK(gw_answer(r.owner, ticket, GW_KIND_STR, NULL, 0, gw_request_area(r.owner, gw_slot_of(ticket)), total) >= 0);
     }
     return n;
+}
+
+/* A thread inside gw_wait. */
+typedef struct { gw_port *port; int64_t ticket, result; _Atomic pid_t tid; } waiting;
+static inline void *wait_response(void *argument) {
+    waiting *w = argument;
+    w->tid = gettid();
+    w->result = gw_wait(w->port, w->ticket, 0, LONG_NS);
+    return NULL;
+}
+
+static inline void until_asleep(const waiting *w) {
+    char path[64], stat[128] = "";
+    while (!w->tid) sched_yield();
+    snprintf(path, sizeof path, "/proc/self/task/%d/stat", (int)w->tid);
+    while (!strstr(stat, ") S ")) {
+        int fd = open(path, O_RDONLY);
+        CHECK(fd >= 0 && read(fd, stat, sizeof stat - 1) > 0);
+        close(fd);
+        sched_yield();
+    }
 }
 
 typedef struct { const char *name; void (*run)(void); } named_case;

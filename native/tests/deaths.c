@@ -72,6 +72,32 @@ static void frontends_die(void) {
     EQUAL(gw_release(other, mine), 0);
 }
 
+/* A process may leave while a thread of it waits. That thread is told, and the slot's semaphore works for whoever has the slot next. */
+static void waiters_of_one_that_left(void) {
+    gw_set_wake(front, GW_PARK);
+    gw_set_wake(other, GW_PARK);
+    waiting left = {.port = front, .ticket = submit(front, "x")}, next = {.port = other};
+    pthread_t thread;
+    uint64_t start = gw_now();
+    pthread_create(&thread, NULL, wait_response, &left);
+    until_asleep(&left);
+    EQUAL(gw_leave(front), 0);
+    EQUAL(gw_reap(r.owner, front->me), 1);
+    pthread_join(thread, NULL);
+    EQUAL(left.result, -ESTALE);
+    atomic_store(&other->home, gw_slot_of(left.ticket));
+    next.ticket = submit(other, "y");
+    EQUAL(gw_slot_of(next.ticket), gw_slot_of(left.ticket));
+    pthread_create(&thread, NULL, wait_response, &next);
+    until_asleep(&next);
+    EQUAL(gw_collect(r.owner, 0), 1);
+    EQUAL(serve(1), 1);
+    pthread_join(thread, NULL);
+    EQUAL(next.result, gw_describe(GW_KIND_STR, 0, 1));
+    EQUAL(gw_release(other, next.ticket), 0);
+    CHECK(gw_now() - start < LONG_NS);
+}
+
 static void join_and_leave(void) {
     gw_port *third = rig_join(&r, 3), *late = gw_open(r.base);
     int lock_fd = rig_lock_fd(&r);
@@ -96,6 +122,6 @@ static void join_and_leave(void) {
 }
 
 static const named_case cases[] = {
-    CASE(owners_die), CASE(a_permit_lost_with_the_owner), CASE(frontends_die), CASE(join_and_leave)};
+    CASE(owners_die), CASE(a_permit_lost_with_the_owner), CASE(frontends_die), CASE(waiters_of_one_that_left), CASE(join_and_leave)};
 
 int main(void) { return run_cases("deaths", cases, sizeof cases / sizeof *cases); }

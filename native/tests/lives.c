@@ -1,7 +1,6 @@
 /* Requests that live and answer: order, room and quotas, waiting and waking, deadlines. */
 #define _GNU_SOURCE
 #include "cases.h"
-#include <pthread.h>
 
 static void whole_life(void) {
     struct { char meta[3]; char data[70]; } sent = {"abc", "data"};
@@ -117,14 +116,7 @@ static void state_of_the_owner(void) {
     EQUAL(gw_publish(r.owner, 0, 0, 0), -ECHILD);
 }
 
-typedef struct { gw_port *port; int64_t ticket, result; _Atomic pid_t tid; } waiting;
 static void *claim_wait(void *w) { return ((waiting *)w)->result = gw_claim_wait(((waiting *)w)->port, gw_now() + LONG_NS), NULL; }
-static void *wait_response(void *argument) {
-    waiting *w = argument;
-    w->tid = gettid();
-    w->result = gw_wait(w->port, w->ticket, 0, LONG_NS);
-    return NULL;
-}
 static void *collect(void *w) { return ((waiting *)w)->result = gw_collect(r.owner, gw_now() + LONG_NS), NULL; }
 
 static void claimers_are_woken(void) {
@@ -163,17 +155,6 @@ static void waiters_are_woken(void) {
     }
 }
 
-static void until_asleep(const waiting *w) {
-    char path[64], stat[128] = "";
-    snprintf(path, sizeof path, "/proc/self/task/%d/stat", (int)w->tid);
-    while (!strstr(stat, ") S ")) {
-        int fd = open(path, O_RDONLY);
-        CHECK(fd >= 0 && read(fd, stat, sizeof stat - 1) > 0);
-        close(fd);
-        sched_yield();
-    }
-}
-
 /* Somebody else's cancel frees the slot under a waiter, and its next life begins before that waiter looks: it must not keep the next one's permit. */
 static void a_stale_waiter_hands_on_the_permit(void) {
     gw_set_wake(front, GW_PARK);
@@ -181,7 +162,6 @@ static void a_stale_waiter_hands_on_the_permit(void) {
     waiting stale = {.port = front, .ticket = submit(front, "x")}, live = {.port = other};
     pthread_t first, second;
     pthread_create(&first, NULL, wait_response, &stale);
-    while (!stale.tid) sched_yield();
     until_asleep(&stale);
     _Atomic uint64_t *word = &r.owner->slots[gw_slot_of(stale.ticket)].word;
     atomic_store(word, gw_freed(*word)); /* the canceller was stopped between its CAS and its post */
@@ -189,7 +169,6 @@ static void a_stale_waiter_hands_on_the_permit(void) {
     live.ticket = submit(other, "y");
     EQUAL(gw_slot_of(live.ticket), gw_slot_of(stale.ticket));
     pthread_create(&second, NULL, wait_response, &live);
-    while (!live.tid) sched_yield();
     until_asleep(&live);
     uint64_t start = gw_now();
     EQUAL(gw_collect(r.owner, 0), 1);
