@@ -31,6 +31,7 @@ enum { GW_KIND_BYTES, GW_KIND_STR, GW_KIND_ARRAY, GW_KIND_TREE, GW_KIND_PICKLE, 
 #define GW_BUCKETS ...
 #define GW_REASONS ...
 #define GW_SLOT_BITS ...
+static const int64_t GW_DELIVERED;
 #define GW_INFO_BYTES ...
 
 typedef struct { int64_t pid; uint64_t start_ticks; uint64_t pid_namespace; } gw_identity;
@@ -68,6 +69,7 @@ int64_t gw_wait(gw_port *port, int64_t ticket, uint64_t deadline_ns, uint64_t sl
 int64_t gw_poll(gw_port *port, int64_t ticket);
 int gw_release(gw_port *port, int64_t ticket);
 int64_t gw_receive(gw_port *port, int64_t ticket, uint64_t from, char *into, uint64_t bytes);
+int64_t gw_wait_for(gw_port *port, int64_t ticket, uint64_t deadline_ns, uint64_t slice_ns, uint64_t expected, const char *meta, char *into);
 int gw_cancel(gw_port *port, int64_t ticket);
 int gw_phase(gw_port *port, int64_t ticket);
 int64_t gw_unsettled(gw_port *port);

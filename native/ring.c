@@ -194,6 +194,19 @@ int64_t gw_receive(gw_port *port, int64_t ticket, uint64_t from, void *into, uin
     return result ? result : (int64_t)offset;
 }
 
+/* gw_wait, and if the response is just what the caller expects (a response described as `expected` that begins with that `meta`), its data is copied to
+ * `into` and the slot is released: GW_DELIVERED. Any other response is left where it is, as by gw_wait. */
+int64_t gw_wait_for(gw_port *port, int64_t ticket, uint64_t deadline_ns, uint64_t slice_ns, uint64_t expected, const void *meta, void *into) {
+    int64_t response = gw_wait(port, ticket, deadline_ns, slice_ns);
+    if (response < 0 || (uint64_t)response != expected) return response;
+    const char *area = gw_response_area(port, gw_slot_of(ticket));
+    uint64_t from = gw_align(gw_meta_of(expected)), total = gw_total_of(expected);
+    if (total > port->response_bytes || memcmp(area, meta, gw_meta_of(expected))) return response;
+    memcpy(into, area + from, total - from);
+    int result = gw_release(port, ticket);
+    return result ? result : GW_DELIVERED;
+}
+
 int gw_cancel(gw_port *port, int64_t ticket) {
     gw_slot *slot = own_slot(port, ticket);
     if (!slot) return -ECHILD;

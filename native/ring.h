@@ -58,6 +58,7 @@ int64_t gw_wait(gw_port *port, int64_t ticket, uint64_t deadline_ns, uint64_t sl
 int64_t gw_poll(gw_port *port, int64_t ticket);                     /* as gw_wait, at once: -EINPROGRESS */
 int gw_release(gw_port *port, int64_t ticket);
 int64_t gw_receive(gw_port *port, int64_t ticket, uint64_t from, void *into, uint64_t bytes); /* copy out + release; -> offset used in `into` */
+int64_t gw_wait_for(gw_port *port, int64_t ticket, uint64_t deadline_ns, uint64_t slice_ns, uint64_t expected, const void *meta, void *into);
 int gw_cancel(gw_port *port, int64_t ticket);                       /* 0 never ran | 1 was running | 2 is answered: nothing changed */
 int gw_phase(gw_port *port, int64_t ticket);
 int64_t gw_unsettled(gw_port *port);                                /* see ring.c */
@@ -115,6 +116,7 @@ int gw_spin_until(gw_port *port, gw_spinner *spinner, const _Atomic uint64_t *wo
 void gw_spin_learn(gw_spinner *spinner, uint64_t ns);
 
 #define GW_SLOT_BITS 12
+#define GW_DELIVERED (1ll << 62) /* of gw_wait_for; no described response has this bit */
 #define GW_CAS(word, expected, desired) \
     atomic_compare_exchange_strong_explicit((word), (expected), (desired), memory_order_seq_cst, memory_order_acquire)
 #define GW_LOAD(p) atomic_load_explicit((p), memory_order_acquire)

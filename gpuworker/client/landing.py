@@ -23,12 +23,15 @@ _getrefcount, _from_buffer, _empty = sys.getrefcount, ffi.from_buffer, np.empty
 
 
 class Landing:
-    """Memory for one array: `pointer` is where it is copied to, `array` is over it; a fresh view of that goes to the caller."""
+    """Memory for one array: `pointer` is where it is copied to, `array` is over it; a fresh view of that goes to the caller.
 
-    __slots__ = ("_memory", "_unused", "array", "layout", "pointer")
+    `meta` and `response` are what a response that fits looks like in its slot, for gw_wait_for.
+    """
 
-    def __init__(self, layout: Layout) -> None:
-        self.layout = layout
+    __slots__ = ("_memory", "_unused", "array", "meta", "pointer", "response")
+
+    def __init__(self, meta: bytes, response: int, layout: Layout) -> None:
+        self.meta, self.response = meta, response
         self._memory = _empty(layout.data_bytes + LINE, _UINT8)
         start = _from_buffer(self._memory)
         skip = -int(ffi.cast("uintptr_t", start)) % LINE
@@ -48,22 +51,23 @@ class Landings:
     def __init__(self) -> None:
         self._kept: list[Landing] = []
 
-    def take(self, layout: Layout) -> Landing:
-        """One for this layout. Raises SegmentError for a shape numpy refuses."""
+    def expected(self) -> Landing | None:
+        """One for a response like the last ones, if there is one to spare."""
         kept = self._kept
         for _ in range(len(kept)):
             try:
-                landing = kept.pop(0)
+                landing = kept.pop()  # the one used last: it is in the cache
             except IndexError:  # another thread was faster
                 break
-            if landing.layout is not layout:
-                continue  # the shape has changed: let it go
             if landing.is_unused():
                 return landing
-            kept.append(landing)
-        return Landing(layout)
+            kept.insert(0, landing)
+        return None
 
     def keep(self, landing: Landing) -> None:
-        """For the next time, if it is worth it."""
-        if landing.layout.data_bytes <= KEPT_BYTES and len(self._kept) < KEPT:
-            self._kept.append(landing)
+        """For the next time, if it is worth it. Those for another kind of response are let go."""
+        kept = self._kept
+        if kept and kept[0].response != landing.response:
+            kept.clear()
+        if landing.array.nbytes <= KEPT_BYTES and len(kept) < KEPT:
+            kept.append(landing)

@@ -12,7 +12,7 @@ import numpy as np
 
 from gpuworker._native import ffi, lib
 from gpuworker.client import remedies
-from gpuworker.client.landing import Landings
+from gpuworker.client.landing import Landing, Landings
 from gpuworker.errors import DeadlineExceeded, PayloadTooLarge, RequestCancelled, SegmentError, WorkerDied, WorkerDraining
 from gpuworker.payload import Data, Parts, array_in, decode, encode, parse_layout, write_data
 from gpuworker.segment import Segment, State, spill
@@ -21,7 +21,9 @@ from gpuworker.segment.wire import KIND_SHIFT, LINE, META_MASK, META_SHIFT, SLOT
 SLICE_NS = 50_000_000  # how long a wait trusts the owner before it asks the kernel whether the owner lives
 _BYTES, _ARRAY, _ERROR, _SPILLED = lib.GW_KIND_BYTES, lib.GW_KIND_ARRAY, lib.GW_KIND_ERROR, lib.GW_KIND_SPILLED
 _UINT8 = np.dtype(np.uint8)
-_submit, _wait, _release, _receive = lib.gw_submit, lib.gw_wait, lib.gw_release, lib.gw_receive
+_DELIVERED = lib.GW_DELIVERED
+_submit, _wait, _wait_for, _release = lib.gw_submit, lib.gw_wait, lib.gw_wait_for, lib.gw_release
+_BEFORE_FORK = "this request belongs to another process (it was made before a fork)"
 
 
 class Link:
@@ -36,7 +38,6 @@ class Link:
         self.on_full = "block" if overview.on_full == lib.GW_BLOCK else "reject"
         self.lost = False  # the owner was found dead: the client looks again by name before it sends more
         self._landings = Landings()
-        self._known: tuple[bytes, Any] = (b"", None)
         self._responses, self._response_bytes = segment.responses, segment.response_buffers
         if wake is not None:
             lib.gw_set_wake(self.port, WAKE[wake])
@@ -85,9 +86,17 @@ class Link:
 
     def answer(self, ticket: int, deadline_ns: int) -> Any:
         """Waits for the response and takes it out. Raises what became of the request instead."""
+        landing = self._landings.expected()
         try:
             while True:
-                response = _wait(self.port, ticket, deadline_ns, SLICE_NS)
+                if landing is None:
+                    response = _wait(self.port, ticket, deadline_ns, SLICE_NS)
+                else:
+                    response = _wait_for(self.port, ticket, deadline_ns, SLICE_NS, landing.response, landing.meta, landing.pointer)
+                    if response == _DELIVERED:
+                        array = landing.array[...]
+                        self._landings.keep(landing)
+                        return array
                 if response >= 0:
                     return self._take(ticket, response)
                 if response == -errno.ETIMEDOUT:
@@ -95,7 +104,7 @@ class Link:
                 elif response == -errno.ESTALE:
                     raise RequestCancelled("the request was cancelled")
                 elif response != -errno.EINTR:
-                    raise SegmentError(remedies.explain(response, "this request belongs to another process (it was made before a fork)"))
+                    raise SegmentError(remedies.explain(response, _BEFORE_FORK))
         except BaseException:
             self.abandon(ticket)
             raise
@@ -125,16 +134,14 @@ class Link:
     def _take_array(self, ticket: int, response: int) -> Any:
         """Copied once, to a cache line of memory of its own, and its slot given back in the same call."""
         meta = self._response_bytes[ticket & SLOT_MASK][: response >> META_SHIFT & META_MASK]
-        known_meta, layout = self._known
-        if meta != known_meta:
-            layout = parse_layout(meta, response & TOTAL_MASK)
-            self._known = meta, layout
-        landing = self._landings.take(layout)
-        problem = _receive(self.port, ticket, layout.data_offset, landing.pointer, layout.data_bytes)
+        layout = parse_layout(meta, response & TOTAL_MASK)
+        landing = Landing(meta, response, layout)
+        problem = lib.gw_receive(self.port, ticket, layout.data_offset, landing.pointer, layout.data_bytes)
         if problem < 0:
-            raise SegmentError(remedies.explain(problem, "this request belongs to another process (it was made before a fork)"))
+            raise SegmentError(remedies.explain(problem, _BEFORE_FORK))
         array = landing.array[...]
-        self._landings.keep(landing)
+        if layout.total_bytes == response & TOTAL_MASK:
+            self._landings.keep(landing)
         return array
 
     def _check(self, ticket: int, deadline_ns: int) -> None:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import logging
 import sys
 from collections.abc import Callable
 from typing import Any
+
+
+log = logging.getLogger("gpuworker")
 
 
 class Handler:
@@ -19,6 +23,7 @@ class Handler:
             raise TypeError(
                 f"handler {self.name} has no run_batch(requests: list) -> list; give a function, a class with that method, an instance, or 'module:attr'"
             )
+        self._loaded = False
         self.run_batch: Callable[[list[Any]], Any] = self._not_loaded
 
     def load(self) -> None:
@@ -27,6 +32,7 @@ class Handler:
         self._target = target
         if callable(getattr(target, "load", None)):
             target.load()
+        self._loaded = True
         self.run_batch = getattr(target, "run_batch", None) or target
         if callable(getattr(target, "warmup", None)):
             examples = target.warmup()
@@ -34,9 +40,12 @@ class Handler:
                 self.run_batch(list(examples))
 
     def close(self) -> None:
-        """Calls the handler's `close()`, if it has one."""
-        if callable(getattr(self._target, "close", None)) and not inspect.isclass(self._target):
-            self._target.close()
+        """Calls the `close()` of a handler that has one and was loaded. An error in it is logged: it must not hide why the owner ends."""
+        if self._loaded and callable(getattr(self._target, "close", None)):
+            try:
+                self._target.close()
+            except Exception:
+                log.exception("close() of %s failed", self.name)
 
     def _not_loaded(self, requests: list[Any]) -> Any:
         raise RuntimeError("the handler has not been loaded")

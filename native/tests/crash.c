@@ -2,8 +2,8 @@
  *
  *     crash [kills] [seed]
  *
- * First frontends die under an owner that reaps each once the kernel has proved it dead; then owners die under their frontends, and each is followed by
- * one that recovers. The survivors get right answers throughout, and at the end no slot is missing. */
+ * First frontends die under an owner that reaps each once the kernel has proved it dead; then owners die under their frontends, and each is followed
+ * by one that recovers. The survivors get right answers throughout, and at the end no slot is missing. */
 #define _GNU_SOURCE
 #include "payload.h"
 #include <signal.h>

@@ -126,7 +126,8 @@ static void largest_segment(void) {
 
 static void histograms(void) {
     static const struct { uint64_t ns; int bucket; } table[] = {
-        {0, 0}, {255, 0}, {256, 0}, {319, 0}, {320, 1}, {383, 1}, {384, 2}, {448, 3}, {511, 3}, {512, 4}, {1 << 20, 48}, {UINT64_MAX, GW_BUCKETS - 1}};
+        {0, 0}, {255, 0}, {256, 0}, {319, 0}, {320, 1}, {383, 1}, {384, 2}, {448, 3}, {511, 3},
+        {512, 4}, {1 << 20, 48}, {UINT64_MAX, GW_BUCKETS - 1}};
     gw_histogram *h = &r.owner->header->stats.run;
     for (size_t k = 0; k < sizeof table / sizeof *table; k++) {
         uint64_t before = h->count[table[k].bucket];
@@ -175,7 +176,8 @@ static void header_read_back(void) {
 static void malformed_requests(void) {
     static const struct { uint64_t request; int ok; } table[] = {
         {AREA, 1}, {AREA + 1, 0}, {(1ull << 36) - 1, 0}, {UINT64_MAX, 0}, {(uint64_t)1 << 36, 0},
-        {(uint64_t)GW_MAX_META << 36 | AREA, 0}, {(uint64_t)GW_KIND_SPILLED << 54 | 1 << 20, 1}, {(uint64_t)GW_KIND_SPILLED << 54 | ((1 << 20) + 1), 0}};
+        {(uint64_t)GW_MAX_META << 36 | AREA, 0}, {(uint64_t)GW_KIND_SPILLED << 54 | 1 << 20, 1},
+        {(uint64_t)GW_KIND_SPILLED << 54 | ((1 << 20) + 1), 0}};
     for (size_t k = 0; k < sizeof table / sizeof *table; k++) {
         int64_t ticket = gw_claim(front);
         EQUAL(gw_publish(front, ticket, table[k].request, 0), 0);

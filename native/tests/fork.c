@@ -1,4 +1,5 @@
-/* fork() and the locks that prove a process alive: a child can do nothing with its parent's port, keeps nothing of it alive, and may join by itself. */
+/* fork() and the locks that prove a process alive: a child can do nothing with its parent's port, keeps nothing of it alive, and may join by
+ * itself. */
 #define _GNU_SOURCE
 #include "cases.h"
 #include <pthread.h>

@@ -1,17 +1,17 @@
-/* Threads for the sanitizers: frontends that call, cancel, miss deadlines and die; one owner; one keeper; and, in a second round, a rival that cancels
- * for the frontends while they wait.
+/* Threads for the sanitizers: frontends that call, cancel, miss deadlines and die; one owner; one keeper; and, in half of the rounds, a rival that
+ * cancels for some frontends while they wait. In half of the rounds everybody sleeps at once, in the others some spin first.
  *
  *     stress [frontends] [calls of each] [slots] [seed]
  *
- * Every answer must be the right one for its request, each request must end in exactly one way, and no slot may be missing at the end. Without the rival
- * every sleeper must be woken: no wait is short enough to hide a lost wake-up. "Death" is between two calls here; crash.c kills anywhere. */
+ * Every answer must be the right one for its request, each request must end in exactly one way, every sleeper must be woken (no wait for an answer is
+ * short enough to hide a lost wake-up), and no slot may be missing at the end. "Death" is between two calls here; crash.c kills anywhere. */
 #define _GNU_SOURCE
 #include "payload.h"
 #include <pthread.h>
 
 enum { MAX_FRONTENDS = 32, MAX_CAPACITY = 512, BURST = 4 };
 #define LONG_NS (30 * SECOND_NS)
-#define SLICE_NS 20000000ull /* as clients wait: the permit that tells a waiter of the rival's cancel may be drained by the slot's next claimer */
+#define SLICE_NS 20000000ull /* for the rival's victims: the permit that tells them of a cancel may be drained by the slot's next claimer */
 #define TICK_US 200
 
 typedef struct {
@@ -27,7 +27,7 @@ typedef struct {
 
 static frontend frontends[MAX_FRONTENDS];
 static uint32_t n_frontends = 4, calls = 5000, capacity = 8;
-static int with_rival;
+static int with_rival, all_park;
 static _Atomic uint32_t over;
 static uint64_t never_run; /* abandoned while taken, and then given back */
 
@@ -62,7 +62,7 @@ static void cancel(frontend *f, int64_t ticket, uint64_t id, uint64_t deadline_n
 static void wait_for(frontend *f, int64_t ticket, uint64_t id, uint64_t deadline_ns) {
     uint64_t start = gw_now();
     int64_t described;
-    do described = gw_wait(f->port, ticket, deadline_ns, with_rival ? SLICE_NS : LONG_NS);
+    do described = gw_wait(f->port, ticket, deadline_ns, with_rival && !f->mortal ? SLICE_NS : LONG_NS);
     while (described == -ETIMEDOUT && !deadline_ns);
     CHECK(gw_now() - start < LONG_NS); /* else the wake-up was lost */
     if (described >= 0) receive(f, ticket, id, deadline_ns, described);
@@ -236,11 +236,11 @@ static void check_sums(rig *r) {
 
 static void run(uint64_t seed) {
     rig r = rig_open(capacity, n_frontends + 1, PAYLOAD_AREA);
-    gw_set_policy(r.owner, GW_REJECT, GW_ADAPTIVE, capacity < 4 ? capacity : capacity / 2, capacity, 0, capacity);
+    gw_set_policy(r.owner, GW_REJECT, all_park ? GW_PARK : GW_ADAPTIVE, capacity < 4 ? capacity : capacity / 2, capacity, 0, capacity);
     pthread_t owner, keeper, rival;
     for (uint32_t i = 0; i < n_frontends; i++) {
         frontends[i] = (frontend){.r = &r, .number = i, .seed = seed + i, .mortal = i % 2 == 0, .port = rig_join(&r, i)};
-        gw_set_wake(frontends[i].port, i % 3);
+        gw_set_wake(frontends[i].port, all_park ? GW_PARK : i % 3);
     }
     never_run = 0;
     atomic_store(&over, 0);
@@ -267,6 +267,10 @@ int main(int argc, char **argv) {
     if (argc > 4) seed = strtoull(argv[4], NULL, 0);
     CHECK(n_frontends >= 1 && n_frontends <= MAX_FRONTENDS && capacity >= 1 && capacity <= MAX_CAPACITY);
     printf("stress: %u frontends, %u calls each, %u slots, seed %llu\n", n_frontends, calls, capacity, (unsigned long long)seed);
-    for (with_rival = 0; with_rival < 2; with_rival++) run(seed);
+    for (int round = 0; round < 4; round++) {
+        all_park = round < 2;
+        with_rival = round % 2;
+        run(seed);
+    }
     return 0;
 }
