@@ -52,7 +52,7 @@ uint64_t gw_segment_bytes(uint32_t capacity, uint32_t max_participants, uint64_t
 int gw_format(void *base, uint32_t capacity, uint32_t max_participants, uint64_t request_bytes, uint64_t response_bytes, uint64_t max_payload_bytes);
 int gw_check(const void *base, uint64_t file_bytes);
 
-gw_port *gw_open(void *base);
+gw_port *gw_open(void *base, uint64_t file_bytes);
 void gw_close(gw_port *port);
 int gw_join(gw_port *port, int lock_fd, int64_t pid, uint64_t start_ticks, uint64_t pid_namespace);
 int gw_leave(gw_port *port);
@@ -85,6 +85,7 @@ int gw_refuse(gw_port *port, int64_t ticket, uint32_t kind);
 int gw_expire(gw_port *port, uint64_t now_ns);
 int gw_reap(gw_port *port, uint32_t participant);
 int gw_recover(gw_port *port, uint32_t max_attempts);
+void gw_count_alive(gw_port *port);
 void gw_bell(gw_port *port);
 void gw_wake_all(gw_port *port);
 int gw_count(gw_port *port, uint32_t phase);

@@ -104,7 +104,7 @@ typedef struct {
 
 typedef struct {
     /* word = incarnation << 2 | gw_joined. Vacant -> alive by the joiner that holds the lock byte of this entry; alive -> left by the
-       participant; alive or left -> vacant by the owner, last of all, once no slot bears this index. */
+       participant; alive or left -> vacant by the owner, last of all, once no slot is held under this index (ABANDONED ones are the owner's own). */
     _Alignas(GW_LINE) _Atomic uint64_t word;
     gw_identity identity; /* written by the joiner before the word says alive */
     _Alignas(GW_LINE) gw_client_stats stats;

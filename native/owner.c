@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define NO_TICKET UINT64_MAX
+
 static uint32_t ready_words(const gw_port *port) { return (port->capacity + 63) / 64; }
 
 static int any_ready(const gw_port *port) {
@@ -17,7 +19,10 @@ static int any_ready(const gw_port *port) {
 /* Room for the backlog; call once, before the first gw_collect. */
 int gw_open_backlog(gw_port *port) {
     if (!port->backlog) port->backlog = calloc(2 * (size_t)port->capacity, sizeof *port->backlog);
-    return port->backlog ? 0 : -ENOMEM;
+    if (!port->in_backlog) port->in_backlog = malloc(port->capacity * sizeof *port->in_backlog);
+    if (!port->backlog || !port->in_backlog) return -ENOMEM;
+    for (uint32_t i = 0; i < port->capacity; i++) port->in_backlog[i] = NO_TICKET;
+    return 0;
 }
 
 const gw_item *gw_backlog(const gw_port *port) { return port->backlog; }
@@ -33,23 +38,25 @@ static void purge(gw_port *port) {
     port->queued = kept;
 }
 
-/* Moves newly published requests into the backlog, which stays sorted by enqueue time; they come nearly in that order. Each slot is in it at most
- * once: the backlog was purged, and a slot's bit is set once per publish. (A hostile frontend may set bits at will, hence the bound.) */
+/* Moves newly published requests into the backlog, which stays sorted by enqueue time; they come nearly in that order. A life of a slot enters it once,
+ * however often its bit is set (in_backlog), so a slot has at most its present life there and one that ended since the purge: 2 * capacity suffices. */
 static void drain_ready_bits(gw_port *port) {
     uint64_t now = 0;
     for (uint32_t group = 0; group < ready_words(port); group++) {
         _Atomic uint64_t *ready = &port->header->ready[group];
         if (!atomic_load_explicit(ready, memory_order_relaxed)) continue;
         uint64_t bits = atomic_exchange_explicit(ready, 0, memory_order_acquire);
-        for (; bits && port->queued < 2 * port->capacity; bits &= bits - 1) {
+        for (; bits; bits &= bits - 1) {
             uint32_t i = group * 64 + (uint32_t)__builtin_ctzll(bits);
             if (i >= port->capacity) break;
             gw_slot *slot = &port->slots[i];
             uint64_t word = GW_LOAD(&slot->word);        /* pairs with the release in gw_publish */
-            if (gw_phase_of(word) != GW_READY) continue; /* cancelled or reaped since */
-            if (!now) now = gw_now();
+            uint64_t ticket = (uint64_t)gw_ticket(word, i);
+            if (gw_phase_of(word) != GW_READY || port->in_backlog[i] == ticket) continue; /* cancelled or reaped since; or a hostile bit */
+            port->in_backlog[i] = ticket;
+            gw_item item = {ticket, GW_PEEK(&slot->enqueue_ns), GW_PEEK(&slot->deadline_ns), GW_PEEK(&slot->request)};
+            if (now < item.enqueue_ns) now = gw_now(); /* published since we began */
             slot->collect_ns = now;
-            gw_item item = {(uint64_t)gw_ticket(word, i), GW_PEEK(&slot->enqueue_ns), GW_PEEK(&slot->deadline_ns), GW_PEEK(&slot->request)};
             uint32_t k = port->queued++;
             for (; k > 0 && port->backlog[k - 1].enqueue_ns > item.enqueue_ns; k--) port->backlog[k] = port->backlog[k - 1];
             port->backlog[k] = item;
@@ -137,6 +144,7 @@ int gw_take(gw_port *port, int count, uint32_t reason, uint64_t *taken) {
         int64_t ticket = (int64_t)port->backlog[k].ticket;
         gw_slot *slot = slot_at(port, ticket);
         if (!slot || !take(slot, ticket)) continue;
+        port->in_backlog[gw_slot_of(ticket)] = NO_TICKET; /* gw_untake may bring it back */
         slot->dispatch_ns = now;
         uint64_t request = GW_PEEK(&slot->request), deadline = GW_PEEK(&slot->deadline_ns);
         if (deadline && deadline <= now) {
@@ -171,6 +179,12 @@ int gw_untake(gw_port *port, int64_t ticket) {
     return finish(port, slot, ticket); /* abandoned meanwhile */
 }
 
+/* Whether the ticket was taken and not answered: RUNNING or ABANDONED, which nobody but the owner ends. */
+static int is_taken(const gw_slot *slot, int64_t ticket) {
+    uint64_t word = GW_LOAD(&slot->word);
+    return gw_generation_of(word) == gw_life_of(ticket) && (gw_phase_of(word) == GW_RUNNING || gw_phase_of(word) == GW_ABANDONED);
+}
+
 /* Publishes the response that the slot now holds. 0, or 1 if the request had been abandoned. */
 static int answer(gw_port *port, gw_slot *slot, int64_t ticket) {
     gw_stats *stats = &port->header->stats;
@@ -198,6 +212,7 @@ int gw_answer(gw_port *port, int64_t ticket, uint32_t kind, const void *meta, ui
     gw_slot *slot = slot_at(port, ticket);
     uint64_t from = gw_align(meta_bytes), total = from + data_bytes;
     if (!slot) return -EINVAL;
+    if (!is_taken(slot, ticket)) return -ESTALE;
     if (total > port->response_bytes || meta_bytes > GW_MAX_META) return -EMSGSIZE;
     char *area = gw_response_area(port, gw_slot_of(ticket));
     if (meta_bytes) memcpy(area, meta, meta_bytes);
@@ -210,6 +225,7 @@ int gw_answer(gw_port *port, int64_t ticket, uint32_t kind, const void *meta, ui
 int gw_answered(gw_port *port, int64_t ticket, uint64_t response) {
     gw_slot *slot = slot_at(port, ticket);
     if (!slot) return -EINVAL;
+    if (!is_taken(slot, ticket)) return -ESTALE;
     slot->response = response;
     return answer(port, slot, ticket);
 }
@@ -248,7 +264,8 @@ static void fold(gw_histogram *into, gw_histogram *from) {
     GW_TALLY(&into->n, atomic_exchange_explicit(&from->n, 0, memory_order_relaxed));
 }
 
-/* Gives back what a participant held. Call only for one that has left or that the kernel has proved dead: none of its threads can act any more. */
+/* Gives back what a participant held. Call only for one that the kernel has proved dead, or that has left and whose lock byte is free, which it is once
+ * its port is closed: in either case none of its threads can act any more. */
 int gw_reap(gw_port *port, uint32_t participant) {
     if (!participant || participant > port->max_participants) return -EINVAL;
     gw_header *header = port->header;
@@ -276,11 +293,18 @@ int gw_reap(gw_port *port, uint32_t participant) {
     fold(&into->claim_wait, &from->claim_wait);
     fold(&into->wake, &from->wake);
     uint64_t word = GW_LOAD(&entry->word);
-    if ((word & 3) != GW_VACANT && GW_CAS(&entry->word, &word, (word & ~3ull) | GW_VACANT)) atomic_fetch_sub_explicit(&header->alive, 1, memory_order_relaxed);
+    if ((word & 3) != GW_VACANT && GW_CAS(&entry->word, &word, (word & ~3ull) | GW_VACANT)) gw_count_alive(port);
     GW_TALLY(&header->stats.reaped_slots, (uint64_t)n);
     GW_TALLY(&header->stats.reaped_participants, 1);
     if (n) gw_space_wake(port);
     return n;
+}
+
+/* Counts the joined participants, for the quota; joiners add themselves in between. */
+void gw_count_alive(gw_port *port) {
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < port->max_participants; i++) n += (GW_LOAD(&port->participants[i].word) & 3) == GW_ALIVE;
+    atomic_store_explicit(&port->header->alive, n, memory_order_relaxed);
 }
 
 /* A new owner, holding the owner's lock byte, puts the ring in order. Any prefix of this may have run before: it can be run again. */
@@ -288,6 +312,7 @@ int gw_recover(gw_port *port, uint32_t max_attempts) {
     gw_header *header = port->header;
     int n = 0;
     atomic_store_explicit(&header->owner_asleep, 0, memory_order_seq_cst);
+    gw_count_alive(port);
     for (uint32_t g = 0; g < ready_words(port); g++) atomic_store_explicit(&header->ready[g], 0, memory_order_seq_cst);
     for (uint32_t i = 0; i < port->capacity; i++) {
         gw_slot *slot = &port->slots[i];

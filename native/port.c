@@ -35,7 +35,8 @@ static void after_fork_in_child(void) {
 }
 static void install_fork_handlers(void) { pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child); }
 
-gw_port *gw_open(void *base) {
+gw_port *gw_open(void *base, uint64_t file_bytes) {
+    static _Atomic uint64_t serial;
     gw_port *port = calloc(1, sizeof *port);
     if (!port) return NULL;
     gw_header *header = base;
@@ -45,6 +46,14 @@ gw_port *gw_open(void *base) {
     port->request_bytes = header->request_bytes;
     port->response_bytes = header->response_bytes;
     port->max_payload_bytes = header->max_payload_bytes;
+    /* gw_check has looked, but a frontend may have scribbled since: what counts is this copy. */
+    if (!port->capacity || port->capacity > GW_MAX_CAPACITY || !port->max_participants || port->max_participants > GW_MAX_PARTICIPANTS ||
+        (port->request_bytes | port->response_bytes) % GW_LINE || (port->request_bytes | port->response_bytes) >= 1ull << 36 ||
+        gw_segment_bytes(port->capacity, port->max_participants, port->request_bytes, port->response_bytes) > file_bytes) {
+        free(port);
+        return NULL;
+    }
+    port->serial = 1 + atomic_fetch_add_explicit(&serial, 1, memory_order_relaxed);
     port->participants = (gw_participant *)(header + 1);
     port->slots = (gw_slot *)(port->participants + port->max_participants);
     port->areas = (char *)(port->slots + port->capacity);
@@ -68,6 +77,7 @@ void gw_close(gw_port *port) {
     pthread_mutex_unlock(&ports_mutex);
     gw_drop_lock(port);
     free(port->backlog);
+    free(port->in_backlog);
     free(port);
 }
 
@@ -104,8 +114,10 @@ int gw_is_locked(int fd, uint32_t index) {
     return result ? result : type != F_UNLCK;
 }
 
-/* Takes a vacant entry. On success the port owns lock_fd. -EUSERS: every entry is taken. */
+/* Takes a vacant entry. On success the port owns lock_fd. -EUSERS: every entry is taken. Once in a port's life. */
 int gw_join(gw_port *port, int lock_fd, int64_t pid, uint64_t start_ticks, uint64_t pid_namespace) {
+    if (port->me || atomic_load_explicit(&port->forked, memory_order_relaxed)) return -ECHILD;
+    if (lock_fd < 0) return -EBADF;
     for (uint32_t i = 0; i < port->max_participants; i++) {
         gw_participant *entry = &port->participants[i];
         uint64_t word = GW_LOAD(&entry->word);
@@ -127,12 +139,18 @@ int gw_join(gw_port *port, int lock_fd, int64_t pid, uint64_t start_ticks, uint6
     return -EUSERS;
 }
 
-/* Says goodbye, so that the owner need not find out; the entry is made vacant by the owner, once it has reaped the slots still held.
- * Other threads may be inside calls with this port: `left` is set first, and gw_claim looks at it after its CAS (both seq_cst), so a claim is either
- * there when the owner reaps or undone by the claimer. Waiters find their slots reaped (-ESTALE). */
+/* Says goodbye: withdraws what has not been answered, waking whoever waits for it, and claims and publishes nothing any more. What other threads of
+ * this process are still writing (CLAIMED) or reading (DONE) stays theirs. The entry is made vacant by the owner once the lock byte is free, that is
+ * once the port is closed and no thread is inside a call with it.
+ *
+ * `left` is set first, and gw_claim looks at it after its CAS (both seq_cst): a claim is either seen by the loop below or undone by the claimer. */
 int gw_leave(gw_port *port) {
     if (!port->me || atomic_load_explicit(&port->forked, memory_order_relaxed)) return -ECHILD;
     if (atomic_exchange_explicit(&port->left, 1, memory_order_seq_cst)) return -ESTALE;
+    for (uint32_t i = 0; i < port->capacity; i++) {
+        uint64_t word = GW_LOAD(&port->slots[i].word);
+        if (gw_participant_of(word) == port->me && (gw_phase_of(word) == GW_READY || gw_phase_of(word) == GW_RUNNING)) gw_cancel(port, gw_ticket(word, i));
+    }
     gw_participant *entry = &port->participants[port->me - 1];
     uint64_t word = GW_LOAD(&entry->word);
     return (word & 3) == GW_ALIVE && GW_CAS(&entry->word, &word, (word & ~3ull) | GW_LEFT) ? 0 : -ESTALE;

@@ -26,19 +26,19 @@ static inline uint64_t word_of(const gw_port *port, int64_t ticket, uint32_t pha
 /* The ticket's slot, or NULL when the ticket cannot be one of ours. */
 static gw_slot *own_slot(gw_port *port, int64_t ticket) {
     uint32_t i = gw_slot_of(ticket);
-    return ticket < 0 || i >= port->capacity || !port->me || is_forked(port) || has_left(port) ? NULL : &port->slots[i];
+    return ticket < 0 || i >= port->capacity || !port->me || is_forked(port) ? NULL : &port->slots[i];
 }
 
 static void forget(gw_port *port) { atomic_fetch_sub_explicit(&port->inflight, 1, memory_order_relaxed); }
 
 /* The slot that this thread claimed last and has not waited for: a Python signal handler (KeyboardInterrupt) may run between the claim's return and the
  * storing of its result, and then this is the only one who knows the ticket. */
-static _Thread_local struct { const gw_port *port; int64_t ticket; } unsettled;
+static _Thread_local struct { uint64_t serial; int64_t ticket; } unsettled;
 
 /* The ticket of that slot if it is one of this port's, else 0; and forgets it. */
 int64_t gw_unsettled(gw_port *port) {
-    int64_t ticket = unsettled.port == port ? unsettled.ticket : 0;
-    unsettled.port = NULL;
+    int64_t ticket = unsettled.serial == port->serial ? unsettled.ticket : 0;
+    unsettled.serial = 0;
     return ticket;
 }
 
@@ -69,7 +69,7 @@ int64_t gw_claim(gw_port *port) {
         while (sem_trywait(&slot->semaphore) == 0) {}       /* permits of an earlier life */
         slot->attempts = 0;
         atomic_store_explicit(&port->home, i, memory_order_relaxed);
-        unsettled.port = port;
+        unsettled.serial = port->serial;
         return unsettled.ticket = gw_ticket(claimed, i);
     }
     forget(port);
@@ -110,10 +110,15 @@ int64_t gw_claim_wait(gw_port *port, uint64_t until_ns) {
 int gw_publish(gw_port *port, int64_t ticket, uint64_t request, uint64_t deadline_ns) {
     gw_slot *slot = own_slot(port, ticket);
     if (!slot) return -ECHILD;
+    uint64_t word = word_of(port, ticket, GW_CLAIMED);
+    if (GW_LOAD(&slot->word) != word) return -ESTALE; /* look before writing: the slot may be in another life */
+    if (has_left(port)) {
+        gw_cancel(port, ticket);
+        return -ENOTCONN;
+    }
     atomic_store_explicit(&slot->request, request, memory_order_relaxed);
     atomic_store_explicit(&slot->deadline_ns, deadline_ns, memory_order_relaxed);
     atomic_store_explicit(&slot->enqueue_ns, gw_now(), memory_order_relaxed);
-    uint64_t word = word_of(port, ticket, GW_CLAIMED);
     if (!GW_CAS(&slot->word, &word, gw_with_phase(word, GW_READY))) return -ESTALE; /* releases the request to gw_take */
     uint32_t i = gw_slot_of(ticket);
     atomic_fetch_or_explicit(&port->header->ready[i / 64], 1ull << (i % 64), memory_order_seq_cst); /* P1 of the doorbell, after the word */
@@ -141,7 +146,7 @@ static int64_t look(gw_port *port, const gw_slot *slot, int64_t ticket) {
     switch (gw_phase_of(word)) {
     case GW_DONE: return (int64_t)slot->response & INT64_MAX;
     case GW_ABANDONED: case GW_FREE: return -ESTALE;
-    default: return has_left(port) ? -ESTALE : -EINPROGRESS;
+    default: return -EINPROGRESS;
     }
 }
 
@@ -152,14 +157,15 @@ int64_t gw_poll(gw_port *port, int64_t ticket) {
 
 int64_t gw_wait(gw_port *port, int64_t ticket, uint64_t deadline_ns, uint64_t slice_ns) {
     gw_slot *slot = own_slot(port, ticket);
-    unsettled.port = NULL;
+    unsettled.serial = 0;
     if (!slot) return -ECHILD;
     uint64_t start = gw_now(), until = start + slice_ns;
     if (deadline_ns && deadline_ns < until) until = deadline_ns;
     int slept = !gw_spin_until(port, &port->response_spin, &slot->word, 1, word_of(port, ticket, GW_DONE), until);
     struct timespec t = {(time_t)(until / 1000000000u), (long)(until % 1000000000u)};
-    for (;;) {
+    for (int woken = 0;; woken = 1) {
         int64_t result = look(port, slot, ticket);
+        if (result == -ESTALE && woken) sem_post(&slot->semaphore); /* the permit may be for the slot's next life: hand it on */
         if (result >= 0) {
             uint64_t done = slot->done_ns;
             if (slept) gw_spin_learn(&port->response_spin, done > start ? done - start : 0);

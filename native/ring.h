@@ -24,13 +24,15 @@ typedef struct gw_port {
     uint32_t me, wake;
     int lock_fd;                      /* this participant's or owner's proof of life, see port.c */
     _Atomic uint32_t forked;          /* set in a forked child: everything here belongs to the parent */
-    _Atomic uint32_t left;            /* gw_leave was called: nothing can be claimed or touched any more */
+    _Atomic uint32_t left;            /* gw_leave was called: nothing can be claimed or published any more */
     _Atomic uint32_t inflight;        /* slots this process holds */
     _Atomic uint32_t home;            /* where the next claim starts probing: the slot freed last */
     _Atomic uint32_t blocked;         /* threads of this process waiting for a free slot */
     gw_spinner response_spin, request_spin;
     gw_item *backlog;                 /* the owner's: requests collected and not taken, sorted by enqueue time */
+    uint64_t *in_backlog;             /* by slot: the ticket that entered the backlog last, or none once it is taken */
     uint32_t queued, batch_size, batch_reason;
+    uint64_t serial;                  /* tells ports apart, also when memory is used again */
     struct gw_port *next;             /* list for the fork handler */
 } gw_port;
 
@@ -40,7 +42,7 @@ int gw_format(void *base, uint32_t capacity, uint32_t max_participants, uint64_t
 int gw_check(const void *base, uint64_t file_bytes); /* 0, -EBADMSG (not ours), -EPROTONOSUPPORT (version), -ELIBACC (libc), -EILSEQ (geometry) */
 
 /* Port (port.c) */
-gw_port *gw_open(void *base);
+gw_port *gw_open(void *base, uint64_t file_bytes);        /* NULL: the geometry contradicts the file's size, or no memory */
 void gw_close(gw_port *port);
 int gw_join(gw_port *port, int lock_fd, int64_t pid, uint64_t start_ticks, uint64_t pid_namespace);
 int gw_leave(gw_port *port);
@@ -75,6 +77,7 @@ int gw_refuse(gw_port *port, int64_t ticket, uint32_t kind);        /* READY -> 
 int gw_expire(gw_port *port, uint64_t now_ns);
 int gw_reap(gw_port *port, uint32_t participant);
 int gw_recover(gw_port *port, uint32_t max_attempts);
+void gw_count_alive(gw_port *port);
 void gw_bell(gw_port *port);                                        /* wakes the owner's gw_collect, e.g. to stop */
 void gw_wake_all(gw_port *port);                                    /* wakes every waiting frontend, to look at the owner's state */
 int gw_count(gw_port *port, uint32_t phase);

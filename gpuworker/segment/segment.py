@@ -78,7 +78,11 @@ class Segment:
             self.close()
             raise
         self._base = base
-        self.port = ffi.gc(lib.gw_open(base), lib.gw_close)
+        port = lib.gw_open(base, size)
+        if not port:
+            self.close()
+            raise SegmentError(f"the segment of worker {name!r} cannot be used: {_NOT_OURS[-errno.EILSEQ]}")
+        self.port = ffi.gc(port, lib.gw_close)
         self.capacity: int = self.port.capacity
         self.request_bytes: int = self.port.request_bytes
         self.response_bytes: int = self.port.response_bytes

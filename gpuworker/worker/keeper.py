@@ -73,12 +73,13 @@ class Keeper(threading.Thread):
             joined = lib.gw_read_participant(port, index, view)
             if joined == lib.GW_VACANT:
                 continue
-            if joined == lib.GW_ALIVE and not self._is_dead(index):
-                continue
+            if not self._is_dead(index) and (joined == lib.GW_ALIVE or lib.gw_is_locked(self._segment.fd, index)):
+                continue  # it lives; or it has left, and threads of its may still be inside calls
             slots = lib.gw_reap(port, index)
             reaped += slots
             self._watches.pop(index, (0, None))
             log.info("client %d (pid %d) %s; %d slots taken back", index, view.identity.pid, "left" if joined == lib.GW_LEFT else "died", slots)
+        lib.gw_count_alive(port)
         if reaped:
             spill.sweep(self._segment)
 

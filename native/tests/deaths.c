@@ -81,8 +81,7 @@ static void waiters_of_one_that_left(void) {
     uint64_t start = gw_now();
     pthread_create(&thread, NULL, wait_response, &left);
     until_asleep(&left);
-    EQUAL(gw_leave(front), 0);
-    EQUAL(gw_reap(r.owner, front->me), 1);
+    EQUAL(gw_leave(front), 0); /* withdraws it: the owner reaps only once no thread can be inside a call */
     pthread_join(thread, NULL);
     EQUAL(left.result, -ESTALE);
     atomic_store(&other->home, gw_slot_of(left.ticket));
@@ -99,21 +98,28 @@ static void waiters_of_one_that_left(void) {
 }
 
 static void join_and_leave(void) {
-    gw_port *third = rig_join(&r, 3), *late = gw_open(r.base);
+    gw_port *third = rig_join(&r, 3), *late = gw_open(r.base, UINT64_MAX);
     int lock_fd = rig_lock_fd(&r);
     EQUAL(third->me, 3);
     EQUAL(gw_join(late, lock_fd, 4, 0, 0), -EUSERS);
+    int64_t answered = submit(third, "answered"), claimed = gw_claim(third);
+    EQUAL(gw_collect(r.owner, 0), 1);
+    EQUAL(serve(1), 1);
     int64_t left_behind = submit(third, "x");
     EQUAL(gw_leave(third), 0);
     EQUAL(gw_leave(third), -ESTALE);
     EQUAL(gw_claim(third), -ENOTCONN);
-    EQUAL(gw_poll(third, left_behind), -ECHILD);
+    EQUAL(gw_poll(third, left_behind), -ESTALE); /* withdrawn */
+    EQUAL(gw_publish(third, claimed, 0, 0), -ENOTCONN); /* given back */
+    EQUAL(gw_phase(r.owner, claimed), GW_FREE);
+    CHECK(gw_poll(third, answered) >= 0); /* a thread may be reading it */
     gw_participant_view view;
     EQUAL(gw_read_participant(r.owner, 3, &view), GW_LEFT);
     EQUAL(view.held, 1);
+    EQUAL(gw_release(third, answered), 0);
     EQUAL(gw_join(late, lock_fd, 4, 0, 0), -EUSERS); /* not vacant yet */
-    EQUAL(gw_reap(r.owner, 3), 1);
     EQUAL(gw_phase(r.owner, left_behind), GW_FREE);
+    EQUAL(gw_reap(r.owner, 3), 0);
     EQUAL(gw_join(late, lock_fd, 4, 0, 0), -EUSERS); /* vacant, but the byte is still locked */
     gw_close(third);
     EQUAL(gw_join(late, lock_fd, 4, 0, 0), 0);

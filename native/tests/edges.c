@@ -56,7 +56,7 @@ static void scribbled_geometry(void) {
         word ^= bits & (below(&seed, 2) ? 0x0000000700000007ull : UINT64_MAX);
         memcpy((char *)r.base + at, &word, 8);
         if (gw_check(r.base, r.bytes) == 0) {
-            gw_port *port = gw_open(r.base);
+            gw_port *port = gw_open(r.base, UINT64_MAX);
             CHECK(gw_request_area(port, port->capacity) <= (char *)r.base + r.bytes);
             gw_close(port);
             passed++;

@@ -116,7 +116,7 @@ static void child_joins_by_itself(void) {
 /* A middle process joins, or takes the owner's byte, and forks a child that outlives it. */
 static int child_pipe[2];
 static void hold_and_fork(uint32_t index) {
-    gw_port *port = index ? rig_join(&r, 1) : gw_open(r.base);
+    gw_port *port = index ? rig_join(&r, 1) : gw_open(r.base, UINT64_MAX);
     if (!index) {
         int fd = rig_lock_fd(&r);
         EQUAL(gw_try_lock(fd, 0), 0);
@@ -176,7 +176,7 @@ static void locks_belong_to_descriptions(void) {
 
 static void dropped_and_closed(void) {
     int fd = rig_lock_fd(&r);
-    gw_port *port = gw_open(r.base);
+    gw_port *port = gw_open(r.base, UINT64_MAX);
     EQUAL(gw_try_lock(fd, 0), 0);
     gw_keep_lock(port, fd);
     gw_drop_lock(port);
@@ -194,11 +194,11 @@ static void dropped_and_closed(void) {
 /* Forks while other threads open, join and close ports: no child may find the library's mutex held. */
 static _Atomic int over;
 static void *open_and_close(void *unused) {
-    while (!over) gw_close(gw_open(r.base));
+    while (!over) gw_close(gw_open(r.base, UINT64_MAX));
     return unused;
 }
 static void open_in_child(void) {
-    gw_port *port = gw_open(r.base);
+    gw_port *port = gw_open(r.base, UINT64_MAX);
     EQUAL(gw_claim(port), -ENOTCONN);
     gw_close(port);
 }

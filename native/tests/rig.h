@@ -16,7 +16,7 @@ typedef struct { void *base; uint64_t bytes; int fd; gw_port *owner; } rig;
 /* What the owner's process knew is lost; what it wrote into the segment stays. */
 static inline void rig_new_owner(rig *r) {
     if (r->owner) gw_close(r->owner);
-    r->owner = gw_open(r->base);
+    r->owner = gw_open(r->base, UINT64_MAX);
     CHECK(r->owner);
     EQUAL(gw_open_backlog(r->owner), 0);
 }
@@ -46,7 +46,7 @@ static inline int rig_lock_fd(const rig *r) {
 
 /* One more participant; what joins is this process, whatever `pid` says. */
 static inline gw_port *rig_join(const rig *r, int64_t pid) {
-    gw_port *port = gw_open(r->base);
+    gw_port *port = gw_open(r->base, UINT64_MAX);
     CHECK(port);
     EQUAL(gw_join(port, rig_lock_fd(r), pid, 0, 0), 0);
     return port;
