@@ -28,7 +28,9 @@
 
 #define LOOKS_A_ROUND 32
 #define SPIN_ROUNDS 48
-#define SPIN_NS 50000u /* about what those rounds take on a core of their own */
+#define SPIN_NS 50000u  /* about what those rounds take on a core of their own */
+#define SHORT_ROUNDS 4u /* rounds of a single look, on a core that others want, that cost as much as one full round */
+#define ALONE_NS 1500u  /* a sched_yield that finds nobody else returns within this */
 #define FOREIGN_NS 300000u
 #define PROBE_EVERY 64u
 #define MAX_BACKOFF 1024u
@@ -112,8 +114,9 @@ static void back_off(gw_spinner *spinner) {
 int gw_spin_until(gw_port *port, gw_spinner *spinner, const _Atomic uint64_t *words, uint32_t n, uint64_t wanted, uint64_t until_ns) {
     if (seen_among(words, n, wanted)) return 1;
     if (!should_spin(port, spinner)) return 0;
-    for (int round = 1;; round++) {
-        for (int i = 0; i < LOOKS_A_ROUND; i++) {
+    int looks = LOOKS_A_ROUND;
+    for (uint32_t spent = 0;;) {
+        for (int i = 0; i < looks; i++) {
             if (seen_among(words, n, wanted)) {
                 uint32_t backoff = atomic_load_explicit(&spinner->backoff, memory_order_relaxed);
                 if (backoff) atomic_store_explicit(&spinner->backoff, backoff / 2, memory_order_relaxed);
@@ -126,8 +129,11 @@ int gw_spin_until(gw_port *port, gw_spinner *spinner, const _Atomic uint64_t *wo
         if (before >= until_ns) return 0;
         sched_yield(); /* never spin without: on a shared core the peer would wait for our time slice to end */
         if (port->wake == GW_BUSY) continue;
-        if (gw_now() - before > FOREIGN_NS) back_off(spinner);
-        else if (round < SPIN_ROUNDS) continue;
+        uint64_t away = gw_now() - before;
+        spent += looks == 1 ? 1 : SHORT_ROUNDS;
+        looks = away < ALONE_NS ? LOOKS_A_ROUND : 1; /* others want this core: look once each time it comes round */
+        if (away > FOREIGN_NS) back_off(spinner);
+        else if (spent < SPIN_ROUNDS * SHORT_ROUNDS) continue;
         else learn(spinner, 0);
         return seen_among(words, n, wanted);
     }
