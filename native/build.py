@@ -52,14 +52,13 @@ uint64_t gw_segment_bytes(uint32_t capacity, uint32_t max_participants, uint64_t
 int gw_format(void *base, uint32_t capacity, uint32_t max_participants, uint64_t request_bytes, uint64_t response_bytes, uint64_t max_payload_bytes);
 int gw_check(const void *base, uint64_t file_bytes);
 
-gw_port *gw_open(void *base, uint64_t file_bytes);
+int gw_open(gw_port *port, void *base, uint64_t file_bytes);
 void gw_close(gw_port *port);
 int gw_join(gw_port *port, int lock_fd, int64_t pid, uint64_t start_ticks, uint64_t pid_namespace);
 int gw_leave(gw_port *port);
 int gw_try_lock(int fd, uint32_t index);
 int gw_is_locked(int fd, uint32_t index);
 void gw_keep_lock(gw_port *port, int fd);
-void gw_drop_lock(gw_port *port);
 
 int64_t gw_claim(gw_port *port);
 int64_t gw_claim_wait(gw_port *port, uint64_t until_ns);

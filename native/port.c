@@ -35,10 +35,9 @@ static void after_fork_in_child(void) {
 }
 static void install_fork_handlers(void) { pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child); }
 
-gw_port *gw_open(void *base, uint64_t file_bytes) {
+/* `port` is memory of the caller's, zeroed, that stays valid until gw_close. -EILSEQ: the geometry contradicts the file's size. */
+int gw_open(gw_port *port, void *base, uint64_t file_bytes) {
     static _Atomic uint64_t serial;
-    gw_port *port = calloc(1, sizeof *port);
-    if (!port) return NULL;
     gw_header *header = base;
     port->header = header;
     port->capacity = header->capacity;
@@ -49,10 +48,8 @@ gw_port *gw_open(void *base, uint64_t file_bytes) {
     /* gw_check has looked, but a frontend may have scribbled since: what counts is this copy. */
     if (!port->capacity || port->capacity > GW_MAX_CAPACITY || !port->max_participants || port->max_participants > GW_MAX_PARTICIPANTS ||
         (port->request_bytes | port->response_bytes) % GW_LINE || (port->request_bytes | port->response_bytes) >= 1ull << 36 ||
-        gw_segment_bytes(port->capacity, port->max_participants, port->request_bytes, port->response_bytes) > file_bytes) {
-        free(port);
-        return NULL;
-    }
+        gw_segment_bytes(port->capacity, port->max_participants, port->request_bytes, port->response_bytes) > file_bytes)
+        return -EILSEQ;
     port->serial = 1 + atomic_fetch_add_explicit(&serial, 1, memory_order_relaxed);
     port->participants = (gw_participant *)(header + 1);
     port->slots = (gw_slot *)(port->participants + port->max_participants);
@@ -64,10 +61,13 @@ gw_port *gw_open(void *base, uint64_t file_bytes) {
     port->next = ports;
     ports = port;
     pthread_mutex_unlock(&ports_mutex);
-    return port;
+    return 0;
 }
 
+/* Drops what the port holds in this process; not what it holds in the ring (gw_leave). Twice is fine, and so are frontend calls afterwards (-ECHILD): when
+ * Python collects a cycle it runs the finalizers of its objects in any order. */
 void gw_close(gw_port *port) {
+    atomic_store_explicit(&port->forked, 1, memory_order_relaxed);
     pthread_mutex_lock(&ports_mutex);
     for (gw_port **p = &ports; *p; p = &(*p)->next)
         if (*p == port) {
@@ -78,7 +78,9 @@ void gw_close(gw_port *port) {
     gw_drop_lock(port);
     free(port->backlog);
     free(port->in_backlog);
-    free(port);
+    port->backlog = NULL;
+    port->in_backlog = NULL;
+    port->queued = 0;
 }
 
 /* Both under the mutex: a fork in between must not close a descriptor that has become somebody else's. */

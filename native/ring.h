@@ -23,7 +23,7 @@ typedef struct gw_port {
     uint32_t capacity, max_participants;
     uint32_t me, wake;
     int lock_fd;                      /* this participant's or owner's proof of life, see port.c */
-    _Atomic uint32_t forked;          /* set in a forked child: everything here belongs to the parent */
+    _Atomic uint32_t forked;          /* set in a forked child, where everything belongs to the parent, and by gw_close */
     _Atomic uint32_t left;            /* gw_leave was called: nothing can be claimed or published any more */
     _Atomic uint32_t inflight;        /* slots this process holds */
     _Atomic uint32_t home;            /* where the next claim starts probing: the slot freed last */
@@ -42,7 +42,7 @@ int gw_format(void *base, uint32_t capacity, uint32_t max_participants, uint64_t
 int gw_check(const void *base, uint64_t file_bytes); /* 0, -EBADMSG (not ours), -EPROTONOSUPPORT (version), -ELIBACC (libc), -EILSEQ (geometry) */
 
 /* Port (port.c) */
-gw_port *gw_open(void *base, uint64_t file_bytes);        /* NULL: the geometry contradicts the file's size, or no memory */
+int gw_open(gw_port *port, void *base, uint64_t file_bytes);
 void gw_close(gw_port *port);
 int gw_join(gw_port *port, int lock_fd, int64_t pid, uint64_t start_ticks, uint64_t pid_namespace);
 int gw_leave(gw_port *port);

@@ -1,7 +1,7 @@
 """What people found wrong with serving systems, as behaviours of this one: the wait clock, errors in a batch, cancellation, overload, right numbers."""
 
+import contextlib
 import inspect
-import os
 import random
 import threading
 import time
@@ -15,9 +15,10 @@ import gpuworker
 from gpuworker import errors
 from gpuworker.scheduling import SizeOrTimeout
 from gpuworker.segment import Segment
+from gpuworker.segment.names import worker_names
 from gpuworker.testing import simulate
 from tests import handlers
-from tests.conftest import Gate, eventually, shm_files
+from tests.conftest import Gate, eventually
 
 MS, SECOND = 1_000_000, 1_000_000_000
 
@@ -68,13 +69,14 @@ def test_max_wait_of_zero_is_zero(in_process, gate):
 
 
 def test_the_statistics_say_why_each_batch_left(name, gate):
-    with gpuworker.Worker(gate.run_batch, name=name, in_process=True, max_batch_size=4, max_wait_ms=200) as worker:
+    with gpuworker.Worker(gate.run_batch, name=name, in_process=True, max_batch_size=4, max_wait_ms=400) as worker:
         client, segment = worker.connect(), Segment.attach(name, read_only=True)
         list(client.map(range(4)))
         client.submit("alone")
         gate.shut()
         pending = [client.enqueue(i) for i in range(4)]
-        gate.wait_entered(), gate.wait_entered(), gate.wait_entered()
+        for _ in range(3):
+            gate.wait_entered()
         pending.append(client.enqueue("left over"))
         worker._session.owner.stop()
         gate.open()
@@ -122,7 +124,7 @@ def test_one_array_of_another_shape_fails_alone(in_process, held_gate):
     held_gate.open()
     held.result()
     assert [pending[i].result() for i in (0, 1, 3)] == [3.0, 3.0, 3.0]
-    with pytest.raises(ValueError, match="dim|shape"):
+    with pytest.raises(ValueError, match="mismatch"):
         pending[2].result()
 
 
@@ -144,7 +146,7 @@ def test_nothing_of_an_earlier_answer_appears_in_a_smaller_one_in_the_same_slot(
         return [np.full(n, n, "i2") if n % 2 else bytes([n]) * n for n in requests]
 
     client = in_process(grow, capacity=1).connect()
-    for n in (8, 2, 8, 255, 3, 255, 1, 9, 0, 7, 4000 % 256, 5):
+    for n in (8, 2, 8, 255, 3, 255, 1, 160, 0, 7):
         answer = client.submit(n)
         expected = np.full(n, n, "i2") if n % 2 else bytes([n]) * n
         assert type(answer) is type(expected)
@@ -155,46 +157,40 @@ def test_nothing_of_an_earlier_answer_appears_in_a_smaller_one_in_the_same_slot(
 
 
 def test_cancelling_at_random_times_leaves_no_slot_behind_and_nothing_stuck(name):
-    chance = random.Random(500)
     with gpuworker.Worker(handlers.double, name=name, capacity=16, max_batch_size=4) as worker:
-        client = worker.connect(on_full="block")
-        outcomes = {"cancelled": 0, "answered": 0}
+        client, cancelled, answered = worker.connect(), [], []
 
         def canceller(seed):
-            times = random.Random(seed)
+            chance = random.Random(seed)
             for i in range(125):
                 pending = client.enqueue(i)
-                for _ in range(times.randrange(4) and times.randrange(300)):
-                    pass  # a little later, more or less
-                try:
-                    if pending.cancel():
-                        outcomes["cancelled"] += 1
-                        continue
-                    assert pending.result() == 2 * i, "the answer came first"
-                    outcomes["answered"] += 1
-                except gpuworker.RequestCancelled:
-                    raise AssertionError("cancel() said no, result() says cancelled") from None
+                for _ in range(chance.choice((0, 100, 1000, 5000))):
+                    pass
+                if pending.cancel():
+                    cancelled.append(i)
+                else:
+                    assert pending.result() == 2 * i, "the answer was there first"
+                    answered.append(i)
 
-        threads = [threading.Thread(target=canceller, args=(chance.random(),)) for _ in range(4)]
+        threads = [threading.Thread(target=canceller, args=(seed,)) for seed in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert sum(outcomes.values()) == 500
+        assert len(cancelled) + len(answered) == 500
         assert [client.submit(i, timeout=60) for i in range(100)] == [2 * i for i in range(100)]
         eventually(lambda: worker.stats().slots_in_use == 0)
-        assert worker.stats().cancelled == outcomes["cancelled"] > 0
+        assert worker.stats().cancelled == len(cancelled) > 0
 
 
 def test_a_slow_start_is_bounded_by_its_own_limit_and_no_other(name, tmp_path):
-    gate = tmp_path / "weights"
-    gate.touch()
-    handlers.SlowToLoad.held = gate
-    with pytest.raises(gpuworker.WorkerStartupError, match="startup_timeout_s=0.2"):
-        gpuworker.Worker(handlers.SlowToLoad(gate), name=name, startup_timeout_s=0.2, drain_timeout_s=0).start()
-    assert name not in {file.removeprefix("gpuworker-") for file in shm_files()}
-    threading.Timer(0.5, gate.unlink).start()
-    with gpuworker.Worker(handlers.SlowToLoad(gate), name=name, drain_timeout_s=0.1, max_wait_ms=1) as worker:
+    weights = tmp_path / "not there yet"
+    weights.touch()
+    with pytest.raises(gpuworker.WorkerStartupError, match=r"startup_timeout_s=0\.1"):
+        gpuworker.Worker(handlers.SlowToLoad(weights), name=name, startup_timeout_s=0.1).start()
+    assert name not in worker_names()
+    threading.Timer(0.4, weights.unlink).start()
+    with gpuworker.Worker(handlers.SlowToLoad(weights), name=name, drain_timeout_s=0.1) as worker:
         assert worker.connect().submit("x", timeout=60) == "x"
 
 
@@ -221,7 +217,7 @@ def test_offers_that_are_rejected_take_no_memory(in_process, held_gate):
     held_gate.wait_entered()
     before = psutil.Process().memory_info().rss
     for _ in range(3000):
-        with pytest.raises(gpuworker.QueueFull):
+        with contextlib.suppress(gpuworker.QueueFull):
             client.submit(bytes(60_000))
     assert psutil.Process().memory_info().rss - before < 32 << 20, "of 180 MB offered"
     assert worker.stats().rejected == 3000

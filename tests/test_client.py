@@ -1,5 +1,6 @@
 """Client against an owner in a thread: the same ring and loop, with the test's hand on the handler."""
 
+import gc
 import threading
 import time
 
@@ -254,6 +255,18 @@ def test_clients_made_and_dropped_leave_their_places(in_process, gate):
     for _ in range(12):
         eventually(lambda: len(worker.stats().clients) < 4)
         assert worker.connect().submit("x") == "x"
+
+
+def test_clients_and_requests_in_reference_cycles_are_collected_in_any_order(in_process, gate):
+    worker = in_process(gate.run_batch, max_clients=64)
+    for _ in range(20):
+        client = worker.connect()
+        cycle = [client, client.enqueue("dropped"), client.enqueue(b"x" * 100_000)]
+        cycle.append(cycle)
+        del client, cycle
+        gc.collect()
+    eventually(lambda: worker.stats().slots_in_use == 0)
+    eventually(lambda: worker.stats().clients == ())
 
 
 def test_reserve_fills_the_slot_in_place(in_process):

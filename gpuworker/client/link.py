@@ -192,11 +192,6 @@ class Link:
         """Whether new requests can go this way: the segment is its worker's current one, its owner lives, and we are who joined it."""
         return os.getpid() == self.pid and self.segment.overview().state < State.STOPPED and not self.segment.owner_is_dead()
 
-    def __del__(self) -> None:
-        segment = getattr(self, "segment", None)
-        if segment is not None:
-            segment.leave()  # does nothing in a forked child
-
 
 class Draft:
     """A slot that is ours and still empty: fill `area`, then `publish`; a `with` block that ends without it gives the slot back."""

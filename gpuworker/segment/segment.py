@@ -66,7 +66,7 @@ class Segment:
 
     def __init__(self, name: str, fd: int, read_only: bool = False) -> None:
         self.name, self.fd, self.read_only = name, fd, read_only
-        self.owned = False
+        self.port: Any = None
         try:
             size = os.fstat(fd).st_size
             self._map = mmap.mmap(fd, size, prot=mmap.PROT_READ if read_only else mmap.PROT_READ | mmap.PROT_WRITE) if size else None
@@ -78,11 +78,10 @@ class Segment:
             self.close()
             raise
         self._base = base
-        port = lib.gw_open(base, size)
-        if not port:
+        self.port = ffi.new("gw_port *")
+        if lib.gw_open(self.port, base, size):
             self.close()
             raise SegmentError(f"the segment of worker {name!r} cannot be used: {_NOT_OURS[-errno.EILSEQ]}")
-        self.port = ffi.gc(port, lib.gw_close)
         self.capacity: int = self.port.capacity
         self.request_bytes: int = self.port.request_bytes
         self.response_bytes: int = self.port.response_bytes
@@ -202,7 +201,6 @@ class Segment:
         lib.gw_keep_lock(self.port, lock_fd)  # and no forked child of the owner does
         lib.gw_set_state(self.port, State.STARTING)
         lib.gw_set_owner(self.port, *identify())
-        self.owned = True
         return self
 
     def join(self) -> bool:
@@ -266,10 +264,13 @@ class Segment:
         return os.open(f"/proc/self/fd/{self.fd}", os.O_RDWR | os.O_CLOEXEC)
 
     def close(self) -> None:
-        """Closes the descriptors (an owner's lock with them). The mapping goes when the last view of it does."""
-        if self.owned:
-            lib.gw_drop_lock(self.port)
-            self.owned = False
+        """Leaves, and closes the descriptors (an owner's lock with them). The mapping goes when the last view of it does.
+
+        The port stays valid memory and refuses calls: a cycle that holds a segment and requests of it may be finalized in any order.
+        """
+        if self.port is not None:
+            lib.gw_leave(self.port)
+            lib.gw_close(self.port)
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1

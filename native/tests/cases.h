@@ -57,8 +57,8 @@ static inline int run_cases(const char *title, const named_case *cases, size_t n
         other = rig_join(&r, 2);
         cases[k].run();
         EQUAL(gw_count(r.owner, GW_FREE), CAPACITY);
-        gw_close(front);
-        gw_close(other);
+        port_close(front);
+        port_close(other);
         rig_close(&r);
     }
     printf("%s: %zu cases\n", title, n);

@@ -155,7 +155,7 @@ static void finish(const char *title) {
         EQUAL(gw_wait(port, tickets[k], 0, LONG_NS), gw_describe(GW_KIND_BYTES, 0, PAYLOAD_BYTES));
         receive_answer(port, tickets[k], k + 1);
     }
-    gw_close(port);
+    port_close(port);
     rig_close(&r);
 }
 

@@ -58,7 +58,7 @@ static void frontends_die(void) {
     EQUAL(gw_count(r.owner, GW_FREE), CAPACITY - 2);
     gw_participant_view view;
     EQUAL(gw_read_participant(r.owner, 1, &view), GW_VACANT);
-    gw_close(front); /* drops the lock byte, as the kernel would */
+    port_close(front); /* drops the lock byte, as the kernel would */
     front = rig_join(&r, 7);
     EQUAL(front->me, 1);
     EQUAL(front->participants[0].word, word + 4); /* the next incarnation */
@@ -98,7 +98,7 @@ static void waiters_of_one_that_left(void) {
 }
 
 static void join_and_leave(void) {
-    gw_port *third = rig_join(&r, 3), *late = gw_open(r.base, UINT64_MAX);
+    gw_port *third = rig_join(&r, 3), *late = port_open(r.base);
     int lock_fd = rig_lock_fd(&r);
     EQUAL(third->me, 3);
     EQUAL(gw_join(late, lock_fd, 4, 0, 0), -EUSERS);
@@ -121,10 +121,10 @@ static void join_and_leave(void) {
     EQUAL(gw_phase(r.owner, left_behind), GW_FREE);
     EQUAL(gw_reap(r.owner, 3), 0);
     EQUAL(gw_join(late, lock_fd, 4, 0, 0), -EUSERS); /* vacant, but the byte is still locked */
-    gw_close(third);
+    port_close(third);
     EQUAL(gw_join(late, lock_fd, 4, 0, 0), 0);
     EQUAL(late->me, 3);
-    gw_close(late);
+    port_close(late);
 }
 
 static const named_case cases[] = {

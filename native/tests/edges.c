@@ -56,9 +56,9 @@ static void scribbled_geometry(void) {
         word ^= bits & (below(&seed, 2) ? 0x0000000700000007ull : UINT64_MAX);
         memcpy((char *)r.base + at, &word, 8);
         if (gw_check(r.base, r.bytes) == 0) {
-            gw_port *port = gw_open(r.base, UINT64_MAX);
+            gw_port *port = port_open(r.base);
             CHECK(gw_request_area(port, port->capacity) <= (char *)r.base + r.bytes);
-            gw_close(port);
+            port_close(port);
             passed++;
         }
         memcpy(r.base, kept, sizeof kept);
@@ -120,7 +120,7 @@ static void largest_segment(void) {
     for (int k = 0; k < GW_MAX_CAPACITY; k += 2) EQUAL(gw_release(last, tickets[k]), 0);
     EQUAL(gw_reap(large.owner, GW_MAX_PARTICIPANTS), GW_MAX_CAPACITY / 2);
     EQUAL(gw_count(large.owner, GW_FREE), GW_MAX_CAPACITY);
-    gw_close(last);
+    port_close(last);
     rig_close(&large);
 }
 
@@ -249,7 +249,7 @@ static void two_segments(void) {
     EQUAL(gw_phase(r.owner, here_ticket), GW_READY);
     EQUAL(gw_cancel(front, here_ticket), 0);
     EQUAL(gw_count(second.owner, GW_FREE), CAPACITY);
-    gw_close(there);
+    port_close(there);
     rig_close(&second);
 }
 

@@ -62,7 +62,7 @@ static void use_parents_port(void) {
         EQUAL(gw_release(front, tickets[k]), -ECHILD);
         EQUAL(gw_cancel(front, tickets[k]), -ECHILD);
     }
-    gw_close(front);
+    port_close(front);
 }
 
 static void use_it_in_a_grandchild(void) {
@@ -116,7 +116,7 @@ static void child_joins_by_itself(void) {
 /* A middle process joins, or takes the owner's byte, and forks a child that outlives it. */
 static int child_pipe[2];
 static void hold_and_fork(uint32_t index) {
-    gw_port *port = index ? rig_join(&r, 1) : gw_open(r.base, UINT64_MAX);
+    gw_port *port = index ? rig_join(&r, 1) : port_open(r.base);
     if (!index) {
         int fd = rig_lock_fd(&r);
         EQUAL(gw_try_lock(fd, 0), 0);
@@ -176,16 +176,16 @@ static void locks_belong_to_descriptions(void) {
 
 static void dropped_and_closed(void) {
     int fd = rig_lock_fd(&r);
-    gw_port *port = gw_open(r.base, UINT64_MAX);
+    gw_port *port = port_open(r.base);
     EQUAL(gw_try_lock(fd, 0), 0);
     gw_keep_lock(port, fd);
     gw_drop_lock(port);
     EQUAL(gw_is_locked(r.fd, 0), 0);
     EQUAL(fcntl(fd, F_GETFD), -1);
     gw_drop_lock(port);
-    gw_close(port);
+    port_close(port);
     CHECK(gw_is_locked(r.fd, other->me));
-    gw_close(other);
+    port_close(other);
     EQUAL(gw_is_locked(r.fd, 2), 0);
     EQUAL(gw_reap(r.owner, 2), 0);
     other = rig_join(&r, 2);
@@ -194,13 +194,13 @@ static void dropped_and_closed(void) {
 /* Forks while other threads open, join and close ports: no child may find the library's mutex held. */
 static _Atomic int over;
 static void *open_and_close(void *unused) {
-    while (!over) gw_close(gw_open(r.base, UINT64_MAX));
+    while (!over) port_close(port_open(r.base));
     return unused;
 }
 static void open_in_child(void) {
-    gw_port *port = gw_open(r.base, UINT64_MAX);
+    gw_port *port = port_open(r.base);
     EQUAL(gw_claim(port), -ENOTCONN);
-    gw_close(port);
+    port_close(port);
 }
 
 static void forking_beside_threads(void) {

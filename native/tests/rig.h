@@ -11,12 +11,24 @@
 
 typedef struct { void *base; uint64_t bytes; int fd; gw_port *owner; } rig;
 
+static inline gw_port *port_open(void *base) {
+    gw_port *port = calloc(1, sizeof *port);
+    CHECK(port);
+    EQUAL(gw_open(port, base, UINT64_MAX), 0);
+    return port;
+}
+
+static inline void port_close(gw_port *port) {
+    gw_close(port);
+    free(port);
+}
+
 #define SECOND_NS 1000000000ull
 
 /* What the owner's process knew is lost; what it wrote into the segment stays. */
 static inline void rig_new_owner(rig *r) {
-    if (r->owner) gw_close(r->owner);
-    r->owner = gw_open(r->base, UINT64_MAX);
+    if (r->owner) port_close(r->owner);
+    r->owner = port_open(r->base);
     CHECK(r->owner);
     EQUAL(gw_open_backlog(r->owner), 0);
 }
@@ -46,14 +58,14 @@ static inline int rig_lock_fd(const rig *r) {
 
 /* One more participant; what joins is this process, whatever `pid` says. */
 static inline gw_port *rig_join(const rig *r, int64_t pid) {
-    gw_port *port = gw_open(r->base, UINT64_MAX);
+    gw_port *port = port_open(r->base);
     CHECK(port);
     EQUAL(gw_join(port, rig_lock_fd(r), pid, 0, 0), 0);
     return port;
 }
 
 static inline void rig_close(rig *r) {
-    gw_close(r->owner);
+    port_close(r->owner);
     munmap(r->base, r->bytes);
     close(r->fd);
 }

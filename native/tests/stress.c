@@ -81,7 +81,7 @@ static void die(frontend *f, uint64_t held) {
     while (atomic_load(&f->dead)) usleep(TICK_US);
     f->deaths++;
     f->lost += held;
-    gw_close(f->port);
+    port_close(f->port);
     f->port = rig_join(f->r, f->number);
 }
 
@@ -255,7 +255,7 @@ static void run(uint64_t seed) {
     if (with_rival) pthread_join(rival, NULL);
     while (gw_collect(r.owner, 0) > 0) answer_batch(&r, &seed, capacity); /* what the dead left */
     check_sums(&r);
-    for (uint32_t i = 0; i < n_frontends; i++) gw_close(frontends[i].port);
+    for (uint32_t i = 0; i < n_frontends; i++) port_close(frontends[i].port);
     rig_close(&r);
 }
 

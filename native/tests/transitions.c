@@ -16,7 +16,7 @@ static void set_up(void) {
     front = rig_join(&r, 1);
 }
 static void tear_down(void) {
-    gw_close(front);
+    port_close(front);
     rig_close(&r);
 }
 
