@@ -3,7 +3,7 @@
     400  the body is no JSON, or the handler raised ValueError or TypeError (or a builtin kind of them) for this request; the message is its own
     413  the body or the request is too large
     500  anything else the handler raised, or an answer that has no JSON form; the message says nothing of its cause
-    503  no free slot (Retry-After from the backlog), or no owner that takes requests
+    503  no free slot (Retry-After from how long batches run), or no owner that takes requests
     504  no answer in time; "stage" says how far the request came
 
 The body of an error is {"error": {"type": ..., "message": ...}}. Arrays become (nested) lists, numpy scalars numbers, bytes base64 text, and nan and

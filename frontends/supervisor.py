@@ -140,6 +140,8 @@ def live_owner(name: str) -> int:
 
 def end_of(pid: int) -> str:
     """Waits until this child has ended. -> how, in words. It is left for its Popen to reap."""
+    if not pid:
+        return "ended at once"
     try:
         end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     except ChildProcessError:

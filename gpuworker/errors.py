@@ -71,7 +71,7 @@ class WorkerStartupError(GpuWorkerError):
 
 
 class QueueFull(GpuWorkerError):
-    """No slot for this request. `retry_after_ms`: when one should be free, from the backlog and the measured run time."""
+    """No slot for this request. `retry_after_ms`: when one should be free, from how long batches have run lately."""
 
     def __init__(self, message: str, retry_after_ms: float) -> None:
         super().__init__(message)
@@ -97,7 +97,7 @@ class RequestCancelled(GpuWorkerError):
 
 
 class PayloadTooLarge(GpuWorkerError):
-    """`size` bytes do not fit `limit`; nothing was enqueued."""
+    """`size` bytes exceed `limit`. Of a request (`what`): nothing was enqueued. Of a response: it ran, and its result was dropped."""
 
     def __init__(self, size: int, limit: int, what: str = "request") -> None:
         super().__init__(

@@ -39,6 +39,7 @@ enum gw_phase { GW_FREE = 0, GW_CLAIMED, GW_READY, GW_RUNNING, GW_DONE, GW_ABAND
 enum gw_state { GW_STARTING = 0, GW_SERVING, GW_DRAINING, GW_STOPPED, GW_SUPERSEDED };
 enum gw_joined { GW_VACANT = 0, GW_ALIVE, GW_LEFT };
 enum gw_on_full { GW_REJECT = 0, GW_BLOCK, GW_FALLBACK };
+enum gw_outcome { GW_REJECTED = 0, GW_CANCELLED, GW_EXPIRED, GW_FELL_BACK }; /* of a request, as its frontend counts it */
 enum gw_wake { GW_PARK = 0, GW_ADAPTIVE, GW_BUSY };
 
 /* What a payload area holds; the codec is gpuworker/payload. Kinds from GW_KIND_ERROR up occur in responses only. */
@@ -51,7 +52,7 @@ enum gw_kind {
 /* Why a batch left; index into gw_stats.reasons. Named in gpuworker/scheduling/decision.py. */
 #define GW_REASONS 8
 
-/* Log-linear histogram: 4 buckets an octave from 256 ns on, so a quantile read from it is within 12 % of the true one. */
+/* Log-linear histogram: 4 buckets an octave from 256 ns on, so a quantile read from it is within a quarter of the true one. */
 typedef struct { _Atomic uint64_t count[GW_BUCKETS]; _Atomic uint64_t sum_ns; _Atomic uint64_t n; } gw_histogram;
 
 /* Enough for the kernel to tell this process from every other one, also after its pid is used again. */
@@ -67,7 +68,7 @@ typedef struct {
 typedef struct {
     _Atomic uint64_t completed, failed, expired, abandoned, reaped_slots, reaped_participants, batches, requeued, late_wakes, spins, parks;
     _Atomic uint64_t reasons[GW_REASONS];
-    _Atomic uint64_t batch_sizes[GW_BUCKETS]; /* [n] for n < 64, then one per octave: see gw_size_bucket */
+    _Atomic uint64_t batch_sizes[GW_BUCKETS]; /* [n] for n < 64, then one per octave: see gw_batch_done */
     gw_histogram queue_wait, batch_wait, run;
 } gw_stats;
 
@@ -89,8 +90,8 @@ typedef struct {
     _Atomic uint64_t epoch;
     _Atomic uint32_t state, alive; /* alive: joined participants, a hint for the quota */
     _Atomic uint64_t heartbeat_ns, batch_started_ns, started_ns;
-    /* Estimates for QueueFull.retry_after_ms: exponentially weighted means. */
-    _Alignas(GW_LINE) _Atomic uint64_t run_mean_ns, batch_mean_milli;
+    /* For QueueFull.retry_after_ms: an exponentially weighted mean. */
+    _Alignas(GW_LINE) _Atomic uint64_t run_mean_ns;
     /* Doorbell. The owner writes `owner_asleep`; frontends bump `bell`. Proof in wake.c. */
     _Alignas(GW_LINE) _Atomic uint32_t owner_asleep;
     _Atomic uint32_t bell;
@@ -148,7 +149,7 @@ static inline uint64_t gw_generation_of(uint64_t word) { return word >> 16; }
 static inline uint64_t gw_with_phase(uint64_t word, uint32_t phase) { return (word & ~7ull) | phase; }
 static inline uint64_t gw_freed(uint64_t word) { return word & ~0xffffull; }
 
-/* A payload in one positive int64: kind (8 bits) | meta bytes (18) | total bytes (36). The area is meta, padding to a cache line, data. */
+/* A payload in one positive int64: kind (7 bits) | meta bytes (18) | total bytes (36). The area is meta, padding to a cache line, data. */
 #define GW_MAX_META ((1u << 18) - 1)
 static inline uint64_t gw_describe(uint32_t kind, uint32_t meta, uint64_t total) {
     return (uint64_t)(kind & 0x7f) << 54 | (uint64_t)meta << 36 | (total & 0xfffffffffull);

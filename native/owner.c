@@ -1,4 +1,4 @@
-/* The owner's half of the ring: collect, take, respond, finish; and on behalf of the dead and the late: reap, recover, expire. */
+/* The owner's half of the ring: collect, take, answer; and on behalf of the dead and the late: reap, recover, expire. */
 #define _GNU_SOURCE
 #include "ring.h"
 #include <errno.h>
@@ -54,7 +54,7 @@ static void drain_ready_bits(gw_port *port) {
             uint64_t ticket = (uint64_t)gw_ticket(word, i);
             if (gw_phase_of(word) != GW_READY || port->in_backlog[i] == ticket) continue; /* cancelled or reaped since; or a hostile bit */
             port->in_backlog[i] = ticket;
-            gw_item item = {ticket, GW_PEEK(&slot->enqueue_ns), GW_PEEK(&slot->deadline_ns), GW_PEEK(&slot->request)};
+            gw_item item = {ticket, GW_PEEK(&slot->enqueue_ns), GW_PEEK(&slot->deadline_ns)};
             if (now < item.enqueue_ns) now = gw_now(); /* published since we began */
             slot->collect_ns = now;
             uint32_t k = port->queued++;
@@ -131,7 +131,7 @@ static void expire(gw_port *port, gw_slot *slot, int64_t ticket) {
     slot->response = gw_describe(GW_KIND_EXPIRED, 0, 0);
     slot->done_ns = gw_now();
     GW_COUNT(&port->header->stats.expired, 1);
-    finish(port, slot, ticket);
+    if (finish(port, slot, ticket) == 1) GW_COUNT(&port->header->stats.expired, -1ull); /* its frontend was faster, and counts it */
 }
 
 /* Takes up to `count` requests from the front of the backlog and begins a batch of them, to be answered one by one. For each its ticket and its request as described by the
@@ -247,11 +247,7 @@ int gw_expire(gw_port *port, uint64_t now_ns) {
         uint64_t word = GW_LOAD(&slot->word), deadline = GW_PEEK(&slot->deadline_ns);
         if (gw_phase_of(word) != GW_READY || !deadline || deadline > now_ns) continue;
         int64_t ticket = gw_ticket(word, i);
-        if (!take(slot, ticket)) continue;
-        if (GW_PEEK(&slot->deadline_ns) != deadline) { /* the deadline we looked at was an earlier life's */
-            gw_untake(port, ticket);
-            continue;
-        }
+        if (!take(slot, ticket)) continue; /* success: it has been READY in this life all along, so the deadline was this life's */
         expire(port, slot, ticket);
         n++;
     }
@@ -293,9 +289,10 @@ int gw_reap(gw_port *port, uint32_t participant) {
     fold(&into->claim_wait, &from->claim_wait);
     fold(&into->wake, &from->wake);
     uint64_t word = GW_LOAD(&entry->word);
-    if ((word & 3) != GW_VACANT && GW_CAS(&entry->word, &word, (word & ~3ull) | GW_VACANT)) gw_count_alive(port);
+    if ((word & 3) != GW_VACANT) GW_CAS(&entry->word, &word, (word & ~3ull) | GW_VACANT);
+    gw_count_alive(port);
     GW_TALLY(&header->stats.reaped_slots, (uint64_t)n);
-    GW_TALLY(&header->stats.reaped_participants, 1);
+    if ((word & 3) == GW_ALIVE) GW_TALLY(&header->stats.reaped_participants, 1);
     if (n) gw_space_wake(port);
     return n;
 }
@@ -341,7 +338,7 @@ int gw_recover(gw_port *port, uint32_t max_attempts) {
 
 void gw_wake_all(gw_port *port) {
     for (uint32_t i = 0; i < port->capacity; i++)
-        if (gw_phase_of(GW_LOAD(&port->slots[i].word)) != GW_FREE) sem_post(&port->slots[i].semaphore);
+        if (gw_phase_of(GW_LOAD(&port->slots[i].word)) != GW_FREE) sem_post(&port->slots[i].semaphore); /* gw_wait then looks at the state */
     atomic_fetch_add_explicit(&port->header->space_bell, 1, memory_order_seq_cst);
     gw_futex_wake(&port->header->space_bell, INT_MAX);
 }

@@ -124,10 +124,11 @@ int gw_join(gw_port *port, int lock_fd, int64_t pid, uint64_t start_ticks, uint6
         gw_participant *entry = &port->participants[i];
         uint64_t word = GW_LOAD(&entry->word);
         if ((word & 3) != GW_VACANT || gw_try_lock(lock_fd, i + 1)) continue;
-        /* The byte is ours, so nobody else writes this entry; the owner may only have made it vacant, never alive. */
+        /* The byte is ours, so nobody else makes this entry alive; but somebody may have, and died, before we had the byte. */
         word = GW_LOAD(&entry->word);
-        entry->identity = (gw_identity){pid, start_ticks, pid_namespace};
-        if ((word & 3) != GW_VACANT || !GW_CAS(&entry->word, &word, ((word >> 2) + 1) << 2 | GW_ALIVE)) {
+        int vacant = (word & 3) == GW_VACANT;
+        if (vacant) entry->identity = (gw_identity){pid, start_ticks, pid_namespace};
+        if (!vacant || !GW_CAS(&entry->word, &word, ((word >> 2) + 1) << 2 | GW_ALIVE)) {
             short type = F_UNLCK;
             lock_byte(lock_fd, F_OFD_SETLK, i + 1, &type);
             continue;
@@ -145,12 +146,12 @@ int gw_join(gw_port *port, int lock_fd, int64_t pid, uint64_t start_ticks, uint6
  * this process are still writing (CLAIMED) or reading (DONE) stays theirs. The entry is made vacant by the owner once the lock byte is free, that is
  * once the port is closed and no thread is inside a call with it.
  *
- * `left` is set first, and gw_claim looks at it after its CAS (both seq_cst): a claim is either seen by the loop below or undone by the claimer. */
+ * `left` is set first, and gw_publish looks at it after its CAS (all seq_cst): what is published is either seen by the loop below or withdrawn there. */
 int gw_leave(gw_port *port) {
     if (!port->me || atomic_load_explicit(&port->forked, memory_order_relaxed)) return -ECHILD;
     if (atomic_exchange_explicit(&port->left, 1, memory_order_seq_cst)) return -ESTALE;
     for (uint32_t i = 0; i < port->capacity; i++) {
-        uint64_t word = GW_LOAD(&port->slots[i].word);
+        uint64_t word = atomic_load_explicit(&port->slots[i].word, memory_order_seq_cst);
         if (gw_participant_of(word) == port->me && (gw_phase_of(word) == GW_READY || gw_phase_of(word) == GW_RUNNING)) gw_cancel(port, gw_ticket(word, i));
     }
     gw_participant *entry = &port->participants[port->me - 1];

@@ -5,19 +5,6 @@
 #include <string.h>
 #include <time.h>
 
-/* 4 buckets an octave from 256 ns: bucket = 4 * log2(ns / 256), its last two bits from the mantissa. */
-void gw_observe(gw_histogram *histogram, uint64_t ns) {
-    uint32_t bucket = 0;
-    if (ns >= 256) {
-        uint32_t log2 = 63u - (uint32_t)__builtin_clzll(ns);
-        bucket = (log2 - 8) * 4 + ((ns >> (log2 - 2)) & 3);
-        if (bucket >= GW_BUCKETS) bucket = GW_BUCKETS - 1;
-    }
-    GW_COUNT(&histogram->count[bucket], 1);
-    GW_COUNT(&histogram->sum_ns, ns);
-    GW_COUNT(&histogram->n, 1);
-}
-
 static inline int is_forked(const gw_port *port) { return atomic_load_explicit(&port->forked, memory_order_relaxed) != 0; }
 static inline int has_left(const gw_port *port) { return atomic_load_explicit(&port->left, memory_order_seq_cst) != 0; }
 static inline gw_client_stats *stats_of(gw_port *port) { return &port->participants[port->me - 1].stats; }
@@ -61,12 +48,7 @@ int64_t gw_claim(gw_port *port) {
         if (gw_phase_of(word) != GW_FREE) continue;
         uint64_t claimed = gw_word(gw_generation_of(word) + 1, port->me, GW_CLAIMED);
         if (!GW_CAS(&slot->word, &word, claimed)) continue; /* somebody was faster, or the word has moved on: try the next */
-        if (has_left(port)) { /* see gw_leave */
-            GW_CAS(&slot->word, &claimed, gw_freed(claimed));
-            forget(port);
-            return -ENOTCONN;
-        }
-        while (sem_trywait(&slot->semaphore) == 0) {}       /* permits of an earlier life */
+        while (sem_trywait(&slot->semaphore) == 0) {} /* permits of an earlier life */
         slot->attempts = 0;
         atomic_store_explicit(&port->home, i, memory_order_relaxed);
         unsettled.serial = port->serial;
@@ -112,14 +94,14 @@ int gw_publish(gw_port *port, int64_t ticket, uint64_t request, uint64_t deadlin
     if (!slot) return -ECHILD;
     uint64_t word = word_of(port, ticket, GW_CLAIMED);
     if (GW_LOAD(&slot->word) != word) return -ESTALE; /* look before writing: the slot may be in another life */
-    if (has_left(port)) {
-        gw_cancel(port, ticket);
-        return -ENOTCONN;
-    }
     atomic_store_explicit(&slot->request, request, memory_order_relaxed);
     atomic_store_explicit(&slot->deadline_ns, deadline_ns, memory_order_relaxed);
     atomic_store_explicit(&slot->enqueue_ns, gw_now(), memory_order_relaxed);
     if (!GW_CAS(&slot->word, &word, gw_with_phase(word, GW_READY))) return -ESTALE; /* releases the request to gw_take */
+    if (has_left(port)) { /* see gw_leave: one of us withdraws it */
+        gw_cancel(port, ticket);
+        return -ENOTCONN;
+    }
     uint32_t i = gw_slot_of(ticket);
     atomic_fetch_or_explicit(&port->header->ready[i / 64], 1ull << (i % 64), memory_order_seq_cst); /* P1 of the doorbell, after the word */
     GW_COUNT(&stats_of(port)->submitted, 1);
@@ -141,7 +123,7 @@ int64_t gw_submit(gw_port *port, uint32_t kind, const void *meta, uint32_t meta_
 
 /* The described response if the ticket is answered, else -EINPROGRESS or -ESTALE. */
 static int64_t look(gw_port *port, const gw_slot *slot, int64_t ticket) {
-    uint64_t word = GW_LOAD(&slot->word); /* pairs with the release in gw_finish */
+    uint64_t word = GW_LOAD(&slot->word); /* pairs with the release in finish, owner.c */
     if (gw_generation_of(word) != gw_life_of(ticket) || gw_participant_of(word) != port->me) return -ESTALE;
     switch (gw_phase_of(word)) {
     case GW_DONE: return (int64_t)slot->response & INT64_MAX;
@@ -172,6 +154,7 @@ int64_t gw_wait(gw_port *port, int64_t ticket, uint64_t deadline_ns, uint64_t sl
             gw_observe(&stats_of(port)->wake, gw_now() - done);
         }
         if (result != -EINPROGRESS) return result;
+        if (woken && GW_LOAD(&port->header->state) > GW_DRAINING) return -ETIMEDOUT; /* gw_wake_all: the caller is to look at the owner */
         if (sem_clockwait(&slot->semaphore, CLOCK_MONOTONIC, &t) == 0) continue; /* a permit is a hint: look again */
         int error = errno;
         result = look(port, slot, ticket);
@@ -190,14 +173,12 @@ int gw_release(gw_port *port, int64_t ticket) {
     return 0;
 }
 
-int64_t gw_receive(gw_port *port, int64_t ticket, uint64_t from, void *into, uint64_t bytes) {
+int gw_receive(gw_port *port, int64_t ticket, uint64_t from, void *into, uint64_t bytes) {
     gw_slot *slot = own_slot(port, ticket);
     if (!slot) return -ECHILD;
     if (from > port->response_bytes || bytes > port->response_bytes - from) return -EILSEQ;
-    uint64_t offset = gw_align((uintptr_t)into) - (uintptr_t)into; /* the caller left GW_LINE bytes to spare */
-    memcpy((char *)into + offset, gw_response_area(port, gw_slot_of(ticket)) + from, bytes);
-    int result = gw_release(port, ticket);
-    return result ? result : (int64_t)offset;
+    memcpy(into, gw_response_area(port, gw_slot_of(ticket)) + from, bytes);
+    return gw_release(port, ticket);
 }
 
 /* gw_wait, and if the response is just what the caller expects (a response described as `expected` that begins with that `meta`), its data is copied to

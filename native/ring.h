@@ -11,7 +11,7 @@
 typedef struct { _Atomic uint32_t score, skip, backoff, waits; } gw_spinner;
 
 /* One collected request, as the owner's queue knows it. */
-typedef struct gw_item { uint64_t ticket, enqueue_ns, deadline_ns, request; } gw_item;
+typedef struct gw_item { uint64_t ticket, enqueue_ns, deadline_ns; } gw_item;
 
 /* One process's own view of one segment: validated geometry, its place among the participants, what it holds. Process-local. */
 typedef struct gw_port {
@@ -59,7 +59,7 @@ int64_t gw_submit(gw_port *port, uint32_t kind, const void *meta, uint32_t meta_
 int64_t gw_wait(gw_port *port, int64_t ticket, uint64_t deadline_ns, uint64_t slice_ns); /* -> described response | -ETIMEDOUT | -EINTR | -ESTALE */
 int64_t gw_poll(gw_port *port, int64_t ticket);                     /* as gw_wait, at once: -EINPROGRESS */
 int gw_release(gw_port *port, int64_t ticket);
-int64_t gw_receive(gw_port *port, int64_t ticket, uint64_t from, void *into, uint64_t bytes); /* copy out + release; -> offset used in `into` */
+int gw_receive(gw_port *port, int64_t ticket, uint64_t from, void *into, uint64_t bytes); /* copies out, and releases */
 int64_t gw_wait_for(gw_port *port, int64_t ticket, uint64_t deadline_ns, uint64_t slice_ns, uint64_t expected, const void *meta, void *into);
 int gw_cancel(gw_port *port, int64_t ticket);                       /* 0 never ran | 1 was running | 2 is answered: nothing changed */
 int gw_phase(gw_port *port, int64_t ticket);
@@ -86,7 +86,7 @@ void gw_set_state(gw_port *port, uint32_t state);
 /* Header and statistics (stats.c): snapshots out, single-writer updates in */
 typedef struct {
     gw_identity owner;
-    uint64_t epoch, heartbeat_ns, batch_started_ns, started_ns, run_mean_ns, batch_mean_milli, max_payload_bytes, segment_bytes;
+    uint64_t epoch, heartbeat_ns, batch_started_ns, started_ns, run_mean_ns, max_payload_bytes, segment_bytes;
     uint64_t request_bytes, response_bytes;
     uint32_t state, alive, capacity, max_participants, on_full, wake, quota_shared, quota_alone, allow_pickle, max_batch_size, info_bytes, in_use;
 } gw_overview;
@@ -94,14 +94,14 @@ typedef struct { gw_identity identity; uint64_t word; uint32_t joined, held; } g
 void gw_read_header(const gw_port *port, gw_overview *out);
 int gw_read_info(const gw_port *port, char *out, uint32_t bytes);
 int gw_read_participant(const gw_port *port, uint32_t participant, gw_participant_view *out);
-int gw_read_stats(const gw_port *port, uint64_t *owner, int owner_words, uint64_t *clients, int client_words); /* -> words needed, if too few */
+int gw_read_stats(const gw_port *port, uint64_t *owner, int owner_words, uint64_t *clients, int client_words);
 void gw_set_owner(gw_port *port, int64_t pid, uint64_t start_ticks, uint64_t pid_namespace);
 void gw_set_policy(gw_port *port, uint32_t on_full, uint32_t wake, uint32_t quota_shared, uint32_t quota_alone, uint32_t allow_pickle, uint32_t max_batch_size);
 int gw_set_info(gw_port *port, const char *info, uint32_t bytes);
 void gw_set_wake(gw_port *port, uint32_t wake);
 void gw_heartbeat(gw_port *port, uint64_t now_ns);
 void gw_batch_done(gw_port *port, uint32_t size, uint32_t reason, uint64_t run_ns);
-void gw_count_client(gw_port *port, uint32_t outcome);              /* 0 rejected, 1 cancelled, 2 expired, 3 fallback */
+void gw_count_client(gw_port *port, uint32_t outcome);
 uint64_t gw_retry_after_ns(const gw_port *port);
 
 /* Parent watch (watch.c) */
@@ -110,7 +110,6 @@ int gw_watch_parent(int pidfd, uint64_t grace_ns);
 /* Shared by the files above */
 uint64_t gw_now(void);
 void gw_observe(gw_histogram *histogram, uint64_t ns);
-void gw_relax(void);
 long gw_futex_wait(_Atomic uint32_t *word, uint32_t seen, uint64_t until_ns);
 void gw_futex_wake(_Atomic uint32_t *word, int n);
 void gw_ring_doorbell(gw_port *port);

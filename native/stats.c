@@ -11,11 +11,18 @@ _Static_assert(sizeof(gw_stats) % 8 == 0 && sizeof(gw_client_stats) % 8 == 0, "s
 
 void gw_read_header(const gw_port *port, gw_overview *out) {
     const gw_header *h = port->header;
+    gw_identity owner;
+    uint64_t epoch;
+    do { /* a new owner makes the epoch odd, writes, and makes it even again: see gw_set_owner */
+        epoch = GW_LOAD(&h->epoch);
+        owner = h->owner;
+        atomic_thread_fence(memory_order_acquire);
+    } while (epoch != READ(&h->epoch));
     uint32_t in_use = 0;
     for (uint32_t i = 0; i < port->capacity; i++) in_use += gw_phase_of(READ(&port->slots[i].word)) != GW_FREE;
     *out = (gw_overview){
-        .owner = h->owner, .epoch = GW_LOAD(&h->epoch), .heartbeat_ns = READ(&h->heartbeat_ns), .batch_started_ns = READ(&h->batch_started_ns),
-        .started_ns = READ(&h->started_ns), .run_mean_ns = READ(&h->run_mean_ns), .batch_mean_milli = READ(&h->batch_mean_milli),
+        .owner = owner, .epoch = epoch, .heartbeat_ns = READ(&h->heartbeat_ns), .batch_started_ns = READ(&h->batch_started_ns),
+        .started_ns = READ(&h->started_ns), .run_mean_ns = READ(&h->run_mean_ns),
         .max_payload_bytes = port->max_payload_bytes, .segment_bytes = h->segment_bytes, .request_bytes = port->request_bytes,
         .response_bytes = port->response_bytes, .state = GW_LOAD(&h->state), .alive = READ(&h->alive), .capacity = port->capacity,
         .max_participants = port->max_participants, .on_full = h->on_full, .wake = h->wake, .quota_shared = h->quota_shared,
@@ -41,6 +48,19 @@ int gw_read_participant(const gw_port *port, uint32_t participant, gw_participan
         out->held += gw_phase_of(slot) != GW_FREE && gw_participant_of(slot) == participant;
     }
     return (int)out->joined;
+}
+
+/* 4 buckets an octave from 256 ns: bucket = 4 * log2(ns / 256), its last two bits from the mantissa. */
+void gw_observe(gw_histogram *histogram, uint64_t ns) {
+    uint32_t bucket = 0;
+    if (ns >= 256) {
+        uint32_t log2 = 63u - (uint32_t)__builtin_clzll(ns);
+        bucket = (log2 - 8) * 4 + ((ns >> (log2 - 2)) & 3);
+        if (bucket >= GW_BUCKETS) bucket = GW_BUCKETS - 1;
+    }
+    GW_COUNT(&histogram->count[bucket], 1);
+    GW_COUNT(&histogram->sum_ns, ns);
+    GW_COUNT(&histogram->n, 1);
 }
 
 static void add_words(uint64_t *out, const void *from, int words) {
@@ -103,14 +123,13 @@ void gw_batch_done(gw_port *port, uint32_t size, uint32_t reason, uint64_t run_n
     GW_TALLY(&h->stats.batch_sizes[bucket < GW_BUCKETS ? bucket : GW_BUCKETS - 1], 1);
     gw_observe(&h->stats.run, run_ns);
     track(&h->run_mean_ns, run_ns);
-    track(&h->batch_mean_milli, size * 1000ull);
 }
 
 void gw_count_client(gw_port *port, uint32_t outcome) {
     if (!port->me) return;
     gw_client_stats *s = &port->participants[port->me - 1].stats;
-    _Atomic uint64_t *counters[] = {&s->rejected, &s->cancelled, &s->expired, &s->fallbacks};
-    if (outcome < 4) GW_COUNT(counters[outcome], 1);
+    _Atomic uint64_t *counters[] = {[GW_REJECTED] = &s->rejected, [GW_CANCELLED] = &s->cancelled, [GW_EXPIRED] = &s->expired, [GW_FELL_BACK] = &s->fallbacks};
+    if (outcome <= GW_FELL_BACK) GW_COUNT(counters[outcome], 1);
 }
 
 /* When a slot should be free again: the time one more batch takes, as batches have gone lately, less what the running one has done already. */

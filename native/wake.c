@@ -42,7 +42,7 @@ uint64_t gw_now(void) {
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-void gw_relax(void) {
+static void relax(void) {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
 #elif defined(__aarch64__)
@@ -58,14 +58,12 @@ long gw_futex_wait(_Atomic uint32_t *word, uint32_t seen, uint64_t until_ns) {
 void gw_futex_wake(_Atomic uint32_t *word, int n) { syscall(SYS_futex, word, FUTEX_WAKE, n, NULL, NULL, 0); }
 
 void gw_ring_doorbell(gw_port *port) {
-    if (!atomic_load_explicit(&port->header->owner_asleep, memory_order_seq_cst)) return;   /* P2 */
-    atomic_fetch_add_explicit(&port->header->bell, 1, memory_order_seq_cst);                /* P3 */
-    gw_futex_wake(&port->header->bell, 1);                                                  /* P4 */
+    if (atomic_load_explicit(&port->header->owner_asleep, memory_order_seq_cst)) gw_bell(port); /* P2 */
 }
 
 void gw_bell(gw_port *port) {
-    atomic_fetch_add_explicit(&port->header->bell, 1, memory_order_seq_cst);
-    gw_futex_wake(&port->header->bell, 1);
+    atomic_fetch_add_explicit(&port->header->bell, 1, memory_order_seq_cst); /* P3 */
+    gw_futex_wake(&port->header->bell, 1);                                   /* P4 */
 }
 
 void gw_space_wake(gw_port *port) {
@@ -123,7 +121,7 @@ int gw_spin_until(gw_port *port, gw_spinner *spinner, const _Atomic uint64_t *wo
                 learn(spinner, 1);
                 return 1;
             }
-            gw_relax();
+            relax();
         }
         uint64_t before = gw_now();
         if (before >= until_ns) return 0;

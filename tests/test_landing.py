@@ -9,7 +9,7 @@ from gpuworker.payload import encode, parse_layout
 
 
 def layout_of(array):
-    _, meta, _, size = encode(array)
+    meta = encode(array)[1]
     return parse_layout(meta, 1 << 30)
 
 

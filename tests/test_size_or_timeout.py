@@ -9,7 +9,7 @@ MS = 1_000_000
 
 
 def queue(*enqueue_ns):
-    return [Queued(i, at, 0, 0) for i, at in enumerate(enqueue_ns)]
+    return [Queued(i, at, 0) for i, at in enumerate(enqueue_ns)]
 
 
 def test_an_empty_queue_waits_for_an_arrival():
@@ -34,7 +34,7 @@ def test_the_clock_is_the_oldest_requests_own_and_is_never_restarted():
     waiting = queue(0)
     for at in range(MS, 5 * MS, MS):  # a newcomer every millisecond does not put the first one off
         clock.advance(at - clock())
-        waiting.append(Queued(len(waiting), at, 0, 0))
+        waiting.append(Queued(len(waiting), at, 0))
         assert policy.decide(waiting, clock()) == Wait(5 * MS)
     assert policy.decide(waiting, 5 * MS) == Run(5, Reason.AGE)
 

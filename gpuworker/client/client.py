@@ -17,12 +17,12 @@ from numpy.typing import DTypeLike
 from gpuworker._native import lib
 from gpuworker.client import remedies
 from gpuworker.client.link import SLICE_NS, Link
-from gpuworker.client.pending import Pending
+from gpuworker.client.pending import Pending, deadline
 from gpuworker.client.reservation import Reservation
 from gpuworker.errors import DeadlineExceeded, GpuWorkerError, SegmentError, WorkerDied, WorkerDraining, WorkerNotFound
 from gpuworker.segment import Segment, State
 from gpuworker.segment.names import shm_name
-from gpuworker.segment.wire import ON_FULL, WAKE
+from gpuworker.segment.wire import ON_FULL, WAKE, choice
 
 _NO_SLOT = (-errno.EAGAIN, -errno.EDQUOT)
 _clients: weakref.WeakSet[Client] = weakref.WeakSet()
@@ -59,8 +59,8 @@ class Client:
         wake: str | None = None,
     ) -> None:
         shm_name(name)  # a bad name is an error here, not at the first request
-        remedies.choice(WAKE, wake, "wake")
-        on_full = remedies.choice(ON_FULL, on_full or ("fallback" if fallback else None), "on_full")
+        choice(WAKE, wake, "wake")
+        on_full = choice(ON_FULL, on_full or ("fallback" if fallback else None), "on_full")
         if (on_full == "fallback") != (fallback is not None):
             raise ValueError("on_full='fallback' and fallback=callable go together")
         self.name, self.connect_timeout_s = name, connect_timeout_s
@@ -77,10 +77,10 @@ class Client:
         `timeout` in seconds covers everything from here to the answer. Raises DeadlineExceeded when it passes, QueueFull, WorkerNotFound, WorkerDied,
         WorkerDraining, PayloadTooLarge, UnsupportedPayload, or what `run_batch` raised for this request.
         """
-        deadline_ns = 0 if timeout is None else _deadline(timeout)
+        deadline_ns = 0 if timeout is None else deadline(timeout)
         link = self._link
         if link is None or link.lost:
-            link = self._connect(deadline_ns)
+            link = self._live_link(deadline_ns)
         if self._reserved and id(request) in self._reserved:
             return self._reserved[id(request)].enqueue(deadline_ns).result()
         try:
@@ -97,7 +97,7 @@ class Client:
 
         A Pending that is dropped without `result()` withdraws its request.
         """
-        deadline_ns = 0 if timeout is None else _deadline(timeout)
+        deadline_ns = 0 if timeout is None else deadline(timeout)
         if self._reserved and id(request) in self._reserved:
             return self._reserved[id(request)].enqueue(deadline_ns)
         pending = self._send(request, deadline_ns)
@@ -105,9 +105,7 @@ class Client:
 
     def _send(self, request: Any, deadline_ns: int) -> Pending | int:
         """A Pending, or the negative errno that prevented one."""
-        link = self._link
-        if link is None or link.lost:
-            link = self._connect(deadline_ns)
+        link = self._live_link(deadline_ns)
         try:
             ticket = link.send(request, deadline_ns)
             if ticket < 0:
@@ -128,8 +126,8 @@ class Client:
         try:
             for request in requests:
                 while True:
-                    deadline_ns = 0 if timeout is None else _deadline(timeout)
-                    link = self._link or self._connect(deadline_ns)
+                    deadline_ns = 0 if timeout is None else deadline(timeout)
+                    link = self._live_link(deadline_ns)
                     sent = -errno.EAGAIN if len(pending) >= link.window else self._send(request, deadline_ns)
                     if sent in _NO_SLOT and pending:
                         yield pending.popleft().result()
@@ -151,10 +149,10 @@ class Client:
 
         The array is C-contiguous, 64-byte aligned, not initialised, and valid only inside the block. `timeout` in seconds: for getting a slot.
         """
-        return Reservation(self, shape, dtype, 0 if timeout is None else _deadline(timeout))
+        return Reservation(self, shape, dtype, 0 if timeout is None else deadline(timeout))
 
     def close(self) -> None:
-        """Leaves the worker. Requests of other threads that are on their way are withdrawn by the owner. Closing twice is fine."""
+        """Leaves the worker. Requests that are on their way are withdrawn (RequestCancelled). Closing twice is fine."""
         with self._lock:
             self._closed = True
             link, self._link = self._link, None
@@ -171,6 +169,10 @@ class Client:
         return f"<gpuworker.Client of {self.name!r}, {'closed' if self._closed else 'connected' if self._link else 'not connected yet'}>"
 
     # Getting a link, and what to do when there is no slot.
+
+    def _live_link(self, deadline_ns: int) -> Link:
+        link = self._link
+        return self._connect(deadline_ns) if link is None or link.lost else link
 
     def _connect(self, deadline_ns: int) -> Link:
         """The link, made on first use, after a fork, and when the worker was replaced."""
@@ -214,16 +216,20 @@ class Client:
         """The request found no slot, or no ring: reconnects, or follows the overflow policy."""
         if problem in _NO_SLOT and self._fallback is not None:
             if self._link is not None:
-                lib.gw_count_client(self._link.port, 3)
+                lib.gw_count_client(self._link.port, lib.GW_FELL_BACK)
             return Pending.settled(self._fallback(request))
         while True:
-            link, ticket = self._claim(problem, deadline_ns)
             try:
+                link, ticket = self._claim(problem, deadline_ns)
                 problem = link.send_claimed(ticket, request, deadline_ns)
-                if problem >= 0:
-                    return Pending(link, problem, deadline_ns)
-            finally:
-                link.settle()
+                pending = Pending(link, problem, deadline_ns) if problem >= 0 else None
+            except BaseException:
+                if self._link is not None:
+                    self._link.undo()
+                raise
+            link.settle()
+            if pending is not None:
+                return pending
 
     def _claim(self, problem: int, deadline_ns: int) -> tuple[Link, int]:
         """A slot after a first attempt failed with `problem`; waits for one if the policy is to block."""
@@ -237,12 +243,12 @@ class Client:
             elif problem not in (*_NO_SLOT, -errno.ETIMEDOUT, -errno.EINTR):
                 raise SegmentError(remedies.explain(problem, ""))
             elif (self._on_full or link.on_full) != "block":
-                lib.gw_count_client(link.port, 0)
+                lib.gw_count_client(link.port, lib.GW_REJECTED)
                 raise remedies.queue_full(link.port, problem, link.segment.capacity)
             else:
                 now = time.monotonic_ns()
                 if deadline_ns and now >= deadline_ns:
-                    lib.gw_count_client(link.port, 2)
+                    lib.gw_count_client(link.port, lib.GW_EXPIRED)
                     raise DeadlineExceeded("the timeout passed while waiting for a free slot; the request did not run", "claiming")
                 until_ns = now + SLICE_NS
                 ticket = lib.gw_claim_wait(link.port, min(until_ns, deadline_ns) if deadline_ns else until_ns)
@@ -252,12 +258,6 @@ class Client:
             if ticket >= 0:
                 return link, ticket
             problem = ticket
-
-
-def _deadline(timeout: float) -> int:
-    if not timeout >= 0:
-        raise ValueError(f"timeout={timeout!r}: give seconds >= 0, or None for no limit")
-    return time.monotonic_ns() + int(min(timeout, 1e9) * 1e9)
 
 
 def _after_fork_in_child() -> None:

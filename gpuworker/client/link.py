@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from gpuworker._native import ffi, lib
+from gpuworker._native import lib
 from gpuworker.client import remedies
 from gpuworker.client.landing import Landing, Landings
 from gpuworker.errors import DeadlineExceeded, PayloadTooLarge, RequestCancelled, SegmentError, WorkerDied, WorkerDraining
-from gpuworker.payload import Data, Parts, array_in, decode, encode, parse_layout, write_data
+from gpuworker.payload import Data, Parts, decode, encode, parse_layout, write_data
 from gpuworker.segment import Segment, State, spill
-from gpuworker.segment.wire import KIND_SHIFT, LINE, META_MASK, META_SHIFT, SLOT_MASK, TOTAL_MASK, WAKE, data_start, describe
+from gpuworker.segment.wire import KIND_SHIFT, META_MASK, META_SHIFT, SLOT_MASK, TOTAL_MASK, WAKE, data_start, describe
 
 SLICE_NS = 50_000_000  # how long a wait trusts the owner before it asks the kernel whether the owner lives
 _BYTES, _ARRAY, _ERROR, _SPILLED = lib.GW_KIND_BYTES, lib.GW_KIND_ARRAY, lib.GW_KIND_ERROR, lib.GW_KIND_SPILLED
@@ -149,7 +149,7 @@ class Link:
         if deadline_ns and time.monotonic_ns() >= deadline_ns:
             running = lib.gw_phase(self.port, ticket) == lib.GW_RUNNING
             if self.withdraw(ticket):
-                lib.gw_count_client(self.port, 2)
+                lib.gw_count_client(self.port, lib.GW_EXPIRED)
                 stage = "running" if running else "queued"
                 raise DeadlineExceeded(f"no answer within the timeout; the request was {stage}" + ("" if running else " and will not run"), stage)
             return  # answered in this very moment
@@ -166,14 +166,17 @@ class Link:
 
     def withdraw(self, ticket: int) -> bool:
         """Cancels a request. False if it was answered already, or its life is over."""
-        outcome = lib.gw_cancel(self.port, ticket)
-        if outcome == 0:
+        return self._cancel(ticket) in (0, 1)
+
+    def _cancel(self, ticket: int) -> int:
+        outcome: int = lib.gw_cancel(self.port, ticket)
+        if outcome == 0:  # it never ran, so nobody else will
             spill.remove(self.segment, ticket, spill.REQUEST)
-        return outcome in (0, 1)
+        return outcome
 
     def abandon(self, ticket: int) -> None:
         """Gives a slot back whatever its state; nothing happens if that was done."""
-        if lib.gw_cancel(self.port, ticket) == 2:
+        if self._cancel(ticket) == 2:
             with contextlib.suppress(SegmentError):
                 spill.remove(self.segment, ticket, spill.RESPONSE)
             _release(self.port, ticket)

@@ -13,6 +13,13 @@ if TYPE_CHECKING:
     from gpuworker.client.link import Link
 
 
+def deadline(timeout: float) -> int:
+    """When `timeout` seconds from now will have passed, on CLOCK_MONOTONIC in ns. Raises ValueError for a negative one or nan."""
+    if not timeout >= 0:
+        raise ValueError(f"timeout={timeout!r}: give seconds >= 0, or None for no limit")
+    return time.monotonic_ns() + int(min(timeout, 1e9) * 1e9)
+
+
 class Pending:
     """The answer-to-be of one request; made by `Client.enqueue`. All methods may be called from any thread of the process that made it."""
 
@@ -40,7 +47,7 @@ class Pending:
         """
         deadline_ns = self._deadline_ns
         if timeout is not None:
-            own = time.monotonic_ns() + max(int(timeout * 1e9), 0)
+            own = deadline(timeout)
             deadline_ns = min(deadline_ns, own) if deadline_ns else own
         if not self._lock.acquire(timeout=-1 if not deadline_ns else max(deadline_ns - time.monotonic_ns(), 0) / 1e9):
             raise DeadlineExceeded("the timeout passed while another thread was waiting for the same answer", "queued")
@@ -76,10 +83,9 @@ class Pending:
         link = self._link
         if self._settled or link is None:
             return False
-        if not self._cancelled:
-            self._cancelled = link.withdraw(self._ticket)
-            if self._cancelled:
-                lib.gw_count_client(link.port, 1)
+        if not self._cancelled and link.withdraw(self._ticket):
+            self._cancelled = True
+            lib.gw_count_client(link.port, lib.GW_CANCELLED)
         return self._cancelled
 
     def __del__(self) -> None:

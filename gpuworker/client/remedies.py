@@ -11,13 +11,6 @@ from gpuworker.errors import DeadlineExceeded, QueueFull, SegmentError, WorkerDi
 from gpuworker.payload import decode_error
 
 
-def choice(options: dict[str, int], key: str | None, option: str) -> str | None:
-    """`key`, if it is one of the options or None. Raises ValueError naming them all."""
-    if key is not None and key not in options:
-        raise ValueError(f"{option}={key!r}: choose one of {', '.join(map(repr, options))}")
-    return key
-
-
 def explain(problem: int, if_child: str) -> str:
     """A negative errno of the ring in words."""
     return if_child if problem == -errno.ECHILD else f"the ring refused the request: {os.strerror(-problem)}"

@@ -30,16 +30,22 @@ class Reservation:
 
     def __enter__(self) -> NDArray[Any]:
         client = self._client
-        link = client._link or client._connect(self._deadline_ns)
-        draft = link.draft(self._total)
-        while isinstance(draft, int):
-            link, ticket = client._claim(draft, self._deadline_ns)
-            draft = link.draft(self._total, ticket)
-        draft.area[: len(self._meta)] = self._meta
-        self._draft = draft
-        self._array = np.ndarray(self._shape, self._dtype, draft.area, self._start)
-        client._reserved[id(self._array)] = self
-        return self._array
+        link = client._live_link(self._deadline_ns)
+        try:
+            draft = link.draft(self._total)
+            while isinstance(draft, int):
+                link, ticket = client._claim(draft, self._deadline_ns)
+                draft = link.draft(self._total, ticket)
+            draft.area[: len(self._meta)] = self._meta
+            self._draft = draft
+            array: NDArray[Any] = np.ndarray(self._shape, self._dtype, draft.area, self._start)
+            self._array = array
+            client._reserved[id(array)] = self
+        except BaseException:
+            (client._link or link).undo()
+            raise
+        link.settle()
+        return array
 
     def enqueue(self, deadline_ns: int) -> Pending:
         """Sends the array where it lies."""

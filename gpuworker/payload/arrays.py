@@ -19,7 +19,7 @@ Array: TypeAlias = "np.ndarray[Any, Any]"
 CBuffer: TypeAlias = Any  # what ffi.from_buffer returns: the memory of a Python object, as a `const char *` argument
 Data: TypeAlias = "bytes | CBuffer | Parts"
 
-LINE = 64
+LINE: int = lib.GW_LINE
 ARRAY = 1  # msgpack extension code of a reference to an array, see tree.py
 MAX_META_BYTES: int = lib.GW_MAX_META
 _MAX_LAYOUT_BYTES = 16384  # of one description: bounds what the caches below hold
@@ -74,9 +74,7 @@ def parse_layout(meta: bytes, total_bytes: int) -> Layout:
 
 def view_array(meta: bytes, total_bytes: int, area: memoryview) -> Array:
     """The array that an untrusted `meta` describes, as a view of area[:total_bytes], read-only where that is. Raises SegmentError."""
-    layout = parse_description(meta)
-    if layout.total_bytes > total_bytes:
-        raise SegmentError(f"malformed payload (array of {layout.total_bytes} bytes in {total_bytes})")
+    layout = parse_layout(meta, total_bytes)
     return array_in(layout, area, layout.data_offset)
 
 

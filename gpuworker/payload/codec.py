@@ -10,11 +10,9 @@ from numpy.typing import DTypeLike
 
 from gpuworker._native import lib
 from gpuworker.errors import SegmentError, UnsupportedPayload
-from gpuworker.payload.arrays import Data, Parts, copy_array, encode_array, from_buffer, layout_for, parse_layout, view_array, write_data
+from gpuworker.payload.arrays import Data, copy_array, encode_array, from_buffer, layout_for, parse_layout, view_array
 from gpuworker.payload.foreign import to_array
 from gpuworker.payload.tree import decode_tree, encode_tree
-
-__all__ = ["Data", "Parts", "array_layout", "decode", "encode", "write_data"]
 
 BYTES: int = lib.GW_KIND_BYTES
 STR: int = lib.GW_KIND_STR

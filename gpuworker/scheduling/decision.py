@@ -24,7 +24,6 @@ class Queued(NamedTuple):
     ticket: int
     enqueue_ns: int
     deadline_ns: int
-    request: int
 
 
 class Run(NamedTuple):

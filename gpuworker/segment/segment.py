@@ -65,7 +65,7 @@ class Segment:
     """
 
     def __init__(self, name: str, fd: int, read_only: bool = False) -> None:
-        self.name, self.fd, self.read_only = name, fd, read_only
+        self.name, self.fd = name, fd
         self.port: Any = None
         try:
             size = os.fstat(fd).st_size
@@ -204,7 +204,7 @@ class Segment:
         return self
 
     def join(self) -> bool:
-        """Makes this process a participant. False when every place is taken; those of clients that left are free again at the owner's next tick."""
+        """Makes this process a participant. False when every place is taken; that of a client that left is free again soon after its last request is gone."""
         lock_fd = self._reopen()
         if lib.gw_join(self.port, lock_fd, *identify()):
             os.close(lock_fd)
@@ -247,16 +247,16 @@ class Segment:
 
     def owner(self) -> Identity:
         """Who owns the segment, or did last."""
-        owner = self.overview().owner
-        return Identity(owner.pid, owner.start_ticks, owner.pid_namespace)
+        return _identity(self.overview())
 
     def owner_is_dead(self) -> bool:
         """Whether the kernel proves that the owner of the segment is gone."""
-        epoch = self.overview().epoch
+        overview = self.overview()
+        epoch = overview.epoch
         if epoch & 1:  # a new owner is introducing itself, or died doing so
             return bool(lib.gw_is_locked(self.fd, 0) == 0)
         if self._owner_watch is None or self._owner_watch[0] != epoch:
-            self._owner_watch = (epoch, Watch(self.owner(), self.fd, 0))
+            self._owner_watch = (epoch, Watch(_identity(overview), self.fd, 0))
         return self._owner_watch[1].is_dead()
 
     def _reopen(self) -> int:
@@ -278,6 +278,10 @@ class Segment:
     def __del__(self) -> None:
         if getattr(self, "fd", -1) >= 0:
             self.close()
+
+
+def _identity(overview: Any) -> Identity:
+    return Identity(overview.owner.pid, overview.owner.start_ticks, overview.owner.pid_namespace)
 
 
 def reserve(fd: int, size: int, advice: str) -> None:

@@ -21,7 +21,7 @@ _CLIENT_COUNTERS = ("submitted", "rejected", "cancelled", "expired", "fallbacks"
 
 @dataclasses.dataclass(frozen=True)
 class Histogram:
-    """Log-linear: four buckets an octave from 256 ns on, so a quantile is within 12 % of the true one."""
+    """Log-linear: four buckets an octave from 256 ns on, so a quantile is within a quarter of the true one."""
 
     count: int
     mean_us: float
@@ -71,6 +71,8 @@ class Stats:
     reaped_slots: int
     requeued: int
     late_wakes: int
+    owner_spins: int
+    owner_parks: int
     batches: int
     mean_batch_size: float
     batch_sizes: dict[str, int]
@@ -93,6 +95,8 @@ class Stats:
         """Reads the statistics of an attached segment."""
         o = segment.overview()
         owner_words, client_words = ffi.sizeof("gw_stats") // 8, ffi.sizeof("gw_client_stats") // 8
+        assert owner_words == len(_OWNER_COUNTERS) + lib.GW_REASONS + _BUCKETS + 3 * _HISTOGRAM_WORDS
+        assert client_words == len(_CLIENT_COUNTERS) + 2 * _HISTOGRAM_WORDS
         owner_raw, client_raw = ffi.new("uint64_t[]", owner_words), ffi.new("uint64_t[]", client_words)
         lib.gw_read_stats(segment.port, owner_raw, owner_words, client_raw, client_words)
         owner, client = ffi.unpack(owner_raw, owner_words), ffi.unpack(client_raw, client_words)
@@ -108,11 +112,11 @@ class Stats:
         at = len(_CLIENT_COUNTERS)
         claim_wait, wake = (Histogram.of(client[at + i * _HISTOGRAM_WORDS : at + (i + 1) * _HISTOGRAM_WORDS]) for i in range(2))
         now_ns = time.monotonic_ns()
-        info = json.loads(segment.info() or b"{}")
+        info = _info(segment)
         batches, answered = counts["batches"], counts["completed"] + counts["failed"] + counts["abandoned"]
         return cls(
             name=segment.name,
-            state=State(o.state).name.lower(),
+            state=State(o.state).name.lower() if o.state <= State.SUPERSEDED else f"nonsense ({o.state})",
             owner_pid=o.owner.pid,
             owner_alive=not segment.owner_is_dead(),
             uptime_s=_seconds_since(o.started_ns, now_ns),
@@ -133,6 +137,8 @@ class Stats:
             reaped_slots=counts["reaped_slots"],
             requeued=counts["requeued"],
             late_wakes=counts["late_wakes"],
+            owner_spins=counts["spins"],
+            owner_parks=counts["parks"],
             batches=batches,
             mean_batch_size=round(answered / batches, 3) if batches else 0.0,
             batch_sizes={_size_label(i): n for i, n in enumerate(sizes) if n},
@@ -149,6 +155,14 @@ class Stats:
     def to_dict(self) -> dict[str, Any]:
         """As plain data for JSON."""
         return dataclasses.asdict(self)
+
+
+def _info(segment: Segment) -> dict[str, Any]:
+    try:
+        info = json.loads(segment.info() or b"{}")
+    except ValueError:  # read while it was being written
+        return {}
+    return info if isinstance(info, dict) else {}
 
 
 def _clients(segment: Segment, most: int) -> tuple[ClientView, ...]:

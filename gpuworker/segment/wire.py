@@ -7,6 +7,14 @@ from gpuworker._native import lib
 WAKE = {"park": lib.GW_PARK, "adaptive": lib.GW_ADAPTIVE, "busy": lib.GW_BUSY}
 ON_FULL = {"reject": lib.GW_REJECT, "block": lib.GW_BLOCK, "fallback": lib.GW_FALLBACK}
 
+
+def choice(options: dict[str, int], key: str | None, option: str) -> str | None:
+    """`key`, if it is one of the options or None. Raises ValueError naming them all."""
+    if key is not None and key not in options:
+        raise ValueError(f"{option}={key!r}: choose one of {', '.join(map(repr, options))}")
+    return key
+
+
 LINE: int = lib.GW_LINE
 SLOT_BITS: int = lib.GW_SLOT_BITS
 SLOT_MASK = (1 << SLOT_BITS) - 1

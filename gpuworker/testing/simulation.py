@@ -22,7 +22,7 @@ def simulate(policy: Policy, arrivals_ns: Sequence[int], cost_ns: Callable[[int]
     """Serves requests that arrive at `arrivals_ns` (ascending) on one device where a batch of n takes `cost_ns(n)`. Returns the batches in order."""
     clock = FakeClock()
     gpu = FakeGpu(clock, cost_ns)
-    coming = [Queued(i, at, 0, 0) for i, at in enumerate(arrivals_ns)]
+    coming = [Queued(i, at, 0) for i, at in enumerate(arrivals_ns)]
     queue: list[Queued] = []
     batches: list[SimulatedBatch] = []
     while coming or queue:

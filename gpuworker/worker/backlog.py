@@ -36,8 +36,8 @@ class Backlog(Sequence[Queued]):
         if not -self.length <= index < self.length:
             raise IndexError(index)
         item = self._items[index % self.length]
-        return Queued(item.ticket, item.enqueue_ns, item.deadline_ns, item.request)
+        return Queued(item.ticket, item.enqueue_ns, item.deadline_ns)
 
     def __iter__(self) -> Iterator[Queued]:
-        words = iter(ffi.unpack(ffi.cast("uint64_t *", self._items), 4 * self.length))
-        return map(Queued._make, zip(words, words, words, words, strict=True))
+        words = iter(ffi.unpack(ffi.cast("uint64_t *", self._items), 3 * self.length))
+        return map(Queued._make, zip(words, words, words, strict=True))

@@ -29,11 +29,12 @@ class Exchange:
         self._buffers = segment.request_buffers
         self._arrays: list[tuple[bytes, int, Any]] = [(b"", 0, None)] * segment.capacity
         self._spilled: set[int] = set()
+        self._unreadable: list[tuple[int, Exception]] = []
 
     def read(self, taken: list[int]) -> tuple[list[int], list[Any]]:
         """Tickets and requests of a batch, from (ticket, described request) pairs in a row. Arrays are read-only views of their slots.
 
-        A request that cannot be read is its sender's error, answered here, and no reason for the others to fail.
+        A request that cannot be read is its sender's error, answered with the batch, and no reason for the others to fail.
         """
         tickets, requests = taken[::2], []
         buffers, pairs = self._buffers, iter(taken)
@@ -47,7 +48,7 @@ class Exchange:
                     requests.append(self._decode(ticket, request))
             except Exception as error:
                 tickets.remove(ticket)
-                self.answer([ticket], [error])
+                self._unreadable.append((ticket, error))
         return tickets, requests
 
     def _array(self, slot: int, request: int) -> Any:
@@ -77,9 +78,13 @@ class Exchange:
         for ticket, outcome in zip(tickets, outcomes):  # noqa: B905
             if outcome.__class__ is not bytes or _answer(self._port, ticket, _BYTES, b"", 0, outcome, len(outcome)) < 0:
                 self._answer(ticket, outcome)
+        unreadable, self._unreadable = self._unreadable, []
+        for ticket, error in unreadable:
+            self._answer(ticket, error)
         if self._spilled:
-            for ticket in tickets:
+            for ticket in self._spilled:
                 self._clean_up(ticket)
+            self._spilled.clear()
 
     def _answer(self, ticket: int, outcome: Any) -> None:
         """An outcome that cannot cross becomes the error that says so."""
@@ -112,8 +117,6 @@ class Exchange:
         lib.gw_answered(self._port, ticket, describe(kind, len(meta), total))
 
     def _clean_up(self, ticket: int) -> None:
-        if ticket in self._spilled:
-            self._spilled.discard(ticket)
-            spill.remove(self._segment, ticket, spill.REQUEST)
-            if lib.gw_phase(self._port, ticket) <= lib.GW_FREE:  # nobody is left to read the response
-                spill.remove(self._segment, ticket, spill.RESPONSE)
+        spill.remove(self._segment, ticket, spill.REQUEST)
+        if lib.gw_phase(self._port, ticket) <= lib.GW_FREE:  # nobody is left to read the response
+            spill.remove(self._segment, ticket, spill.RESPONSE)

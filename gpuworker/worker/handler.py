@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-
 log = logging.getLogger("gpuworker")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from gpuworker._native import lib
 from gpuworker.segment import Geometry
-from gpuworker.segment.wire import LINE, ON_FULL, WAKE
+from gpuworker.segment.wire import LINE, ON_FULL, WAKE, choice
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,10 +66,8 @@ class WorkerOptions:
                 raise ValueError(f"{option}={value!r}: give a number >= 0")
         if self.on_full == "fallback":
             raise ValueError("on_full='fallback' is a client's choice: gpuworker.connect(name, fallback=callable)")
-        if self.on_full not in ON_FULL:
-            raise ValueError(f"on_full={self.on_full!r}: choose 'reject' or 'block'")
-        if self.wake not in WAKE:
-            raise ValueError(f"wake={self.wake!r}: choose one of {', '.join(map(repr, WAKE))}")
+        choice(ON_FULL, self.on_full, "on_full")
+        choice(WAKE, self.wake, "wake")
 
     @classmethod
     def of(cls, options: dict[str, Any]) -> WorkerOptions:

@@ -29,11 +29,8 @@ TICK_NS = 100_000_000  # longest sleep: bounds what a wake-up lost to a killed f
 class Owner:
     """Serves one segment that this process owns."""
 
-    def __init__(
-        self, segment: Segment, handler: Handler, options: WorkerOptions, policy: Policy, clock_ns: Callable[[], int] = time.monotonic_ns
-    ) -> None:
+    def __init__(self, segment: Segment, handler: Handler, options: WorkerOptions, policy: Policy) -> None:
         self.segment, self.handler, self.options, self.policy = segment, handler, options, policy
-        self._clock_ns = clock_ns
         self._port = segment.port
         self._backlog = Backlog(segment.port)
         self._exchange = Exchange(segment, options)
@@ -42,7 +39,7 @@ class Owner:
 
     def stop(self, drain: bool = True) -> None:
         """Takes nothing new from now on. With `drain` what is there is finished within drain_timeout_s, else refused at once. From any thread."""
-        until_ns = self._clock_ns() + (int(self.options.drain_timeout_s * 1e9) if drain else 0)
+        until_ns = time.monotonic_ns() + (int(self.options.drain_timeout_s * 1e9) if drain else 0)
         self._stop_ns = until_ns if self._stop_ns is None else min(self._stop_ns, until_ns)
         lib.gw_set_state(self._port, State.DRAINING)
         lib.gw_bell(self._port)
@@ -57,7 +54,7 @@ class Owner:
         if self._stop_ns is None:
             lib.gw_set_state(self._port, State.SERVING)
         on_ready()
-        port, backlog, decide, collect, clock_ns = self._port, self._backlog, self.policy.decide, lib.gw_collect, self._clock_ns
+        port, backlog, decide, collect, clock_ns = self._port, self._backlog, self.policy.decide, lib.gw_collect, time.monotonic_ns
         wait_until_ns = 0
         while True:
             backlog.length = count = max(collect(port, wait_until_ns), 0)

@@ -48,9 +48,9 @@ static int64_t wait_past_deadline(int64_t ticket) { return gw_wait(front, ticket
 static int64_t release(int64_t ticket) { return gw_release(front, ticket); }
 static int64_t receive(int64_t ticket) {
     _Alignas(GW_LINE) char into[GW_LINE];
-    int64_t offset = gw_receive(front, ticket, 0, into, 5);
-    if (offset == 0) EQUAL(memcmp(into, pong, 5), 0);
-    return offset;
+    int result = gw_receive(front, ticket, 0, into, 5);
+    if (result == 0) EQUAL(memcmp(into, pong, 5), 0);
+    return result;
 }
 static int64_t cancel(int64_t ticket) { return gw_cancel(front, ticket); }
 static int64_t collect(int64_t ticket) { return (void)ticket, gw_collect(r.owner, 0); }
