@@ -43,7 +43,7 @@ bench-ipc: $(VENV)/.have-bench
 
 wheel: $(VENV)/.have-test
 	@rm -rf dist build
-	$(BIN)/python -m pip wheel -q --disable-pip-version-check --no-deps -w dist .
+	$(BIN)/python -m build --outdir dist . >/dev/null
 	@rm -rf build
 	@ls dist
 

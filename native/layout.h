@@ -14,8 +14,8 @@
  *              (frontend)      (frontend)      (owner)          (owner)        (frontend)
  *
  *      cancel (frontend): CLAIMED, READY -> FREE;  RUNNING -> ABANDONED;  the owner's finish then does ABANDONED -> FREE
- *      reap (owner, for a participant proved dead):  the same moves, on its behalf
- *      recover (next owner): RUNNING -> READY with attempts + 1;  ABANDONED -> FREE
+ *      reap (owner, for a participant proved dead):  the same moves on its behalf, and DONE -> FREE
+ *      recover (next owner): RUNNING -> READY with attempts + 1, or -> DONE when it was tried too often;  ABANDONED -> FREE
  *
  * Every move is one compare-and-swap of the whole word, so whoever was paused or mistaken gets ESTALE instead of breaking somebody's slot. */
 #ifndef GPUWORKER_LAYOUT_H

@@ -75,7 +75,8 @@ int64_t gw_claim_wait(gw_port *port, uint64_t until_ns) {
             ticket = -ETIMEDOUT;
             break;
         }
-        /* The short slice covers two rare losses: a releaser killed before its wake, and a bit cleared below in the same moment. */
+        /* The short slice covers three losses: a releaser killed before its wake, a bit cleared below in the same moment, and the one wake of a release
+           going to somebody who may not claim it, being over its own quota. */
         if (gw_futex_wait(&header->space_bell, seen, slice < until_ns ? slice : until_ns) == -EINTR) {
             ticket = -EINTR;
             break;

@@ -1,8 +1,9 @@
 /* The ring: every transition of a slot, as one function named by its verb. C11 and Linux only; no policy, no Python objects.
  *
- * Conventions: a result < 0 is a negative errno and nothing was changed. Times are CLOCK_MONOTONIC nanoseconds. A `ticket` names one life of one
+ * Conventions: a result < 0 is a negative errno, and the slot is as it was (but see gw_publish after gw_leave). Times are CLOCK_MONOTONIC nanoseconds. A `ticket` names one life of one
  * slot: generation << 12 | slot index; any call with a ticket whose life is over returns -ESTALE. Unless said otherwise a call may be made by any
- * number of threads at once, is lock-free, and leaves the segment consistent if the process is killed at any instruction of it. */
+ * number of threads at once, is lock-free (those of port.c take a mutex of the process), and leaves the segment consistent if the process is killed at
+ * any instruction of it. */
 #ifndef GPUWORKER_RING_H
 #define GPUWORKER_RING_H
 #include "layout.h"

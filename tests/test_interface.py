@@ -51,6 +51,14 @@ def test_the_library_never_imports_its_applications():
         assert not any(module.startswith("gpuworker.frontends") for module in imports_of(file)), file
 
 
+def test_frontends_import_only_what_is_exported():
+    for file in (ROOT / "frontends").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").split(".")[0] == "gpuworker":
+                assert node.module in ("gpuworker", "gpuworker.errors"), f"{file} imports {node.module}"
+                assert {alias.name for alias in node.names} <= set(gpuworker.__all__), file
+
+
 def test_policies_import_only_the_standard_library_and_numpy():
     for file in (ROOT / "gpuworker" / "scheduling").rglob("*.py"):
         for module in imports_of(file):

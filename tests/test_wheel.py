@@ -1,4 +1,4 @@
-"""The wheel, as a stranger gets it: built, installed into an empty environment, used from another folder."""
+"""The wheel, as a stranger gets it: built from the sdist, installed into an empty environment, used from another folder."""
 
 import os
 import pathlib
@@ -39,7 +39,9 @@ def run(*command, **options):
 def test_a_wheel_installs_and_runs_in_an_empty_environment(tmp_path):
     source = tmp_path / "source"
     shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".*", "build", "dist", "*.so", "*.egg-info", "__pycache__", "results"))
-    run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(tmp_path), str(source))
+    run(sys.executable, "-m", "build", "--sdist", "--outdir", str(tmp_path), str(source))
+    (archive,) = tmp_path.glob("*.tar.gz")
+    run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(tmp_path), str(archive))
     (wheel,) = tmp_path.glob("*.whl")
     assert "-cp310-abi3-linux_" in wheel.name, "one wheel for every CPython from 3.10 on"
     listing = run(sys.executable, "-m", "zipfile", "-l", str(wheel))

@@ -62,7 +62,10 @@ class Worker:
         return self._process.pid if self._process is not None and self._process.poll() is None else None
 
     def start(self) -> Worker:
-        """Starts the owner and waits until it is ready. Raises WorkerStartupError with the owner's traceback, or within startup_timeout_s."""
+        """Starts the owner and waits until it is ready.
+
+        Raises WorkerStartupError with the owner's traceback, or when startup_timeout_s has passed; with in_process=True what the handler raises itself.
+        """
         if self._process is not None or self._thread is not None:
             raise RuntimeError(f"worker {self.name!r} was started already")
         try:
