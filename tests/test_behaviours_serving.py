@@ -189,7 +189,13 @@ def test_a_slow_start_is_bounded_by_its_own_limit_and_no_other(name, tmp_path):
     with pytest.raises(gpuworker.WorkerStartupError, match=r"startup_timeout_s=0\.1"):
         gpuworker.Worker(handlers.SlowToLoad(weights), name=name, startup_timeout_s=0.1).start()
     assert name not in worker_names()
-    threading.Timer(0.4, weights.unlink).start()
+
+    def arrive():
+        eventually(lambda: name in worker_names())
+        time.sleep(0.4)
+        weights.unlink()
+
+    threading.Thread(target=arrive).start()
     with gpuworker.Worker(handlers.SlowToLoad(weights), name=name, drain_timeout_s=0.1) as worker:
         assert worker.connect().submit("x", timeout=60) == "x"
 

@@ -7,6 +7,7 @@ tensor made from a result keeps the buffer referred to.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import Any
 
@@ -52,22 +53,26 @@ class Landings:
         self._kept: list[Landing] = []
 
     def expected(self) -> Landing | None:
-        """One for a response like the last ones, if there is one to spare."""
-        kept = self._kept
-        for _ in range(len(kept)):
-            try:
-                landing = kept.pop()  # the one used last: it is in the cache
-            except IndexError:  # another thread was faster
-                break
-            if landing.is_unused():
-                return landing
-            kept.insert(0, landing)
+        """One for a response like the last ones, if there is one to spare. It is not given back when the response turns out to be another."""
+        if not self._kept:
+            return None
+        try:
+            landing = self._kept.pop()  # the one used last: it is in the cache
+        except IndexError:  # another thread was faster
+            return None
+        return landing if landing.is_unused() else self._another(landing)
+
+    def _another(self, used: Landing) -> Landing | None:
+        found = next((landing for landing in self._kept if landing.is_unused()), None)
+        with contextlib.suppress(ValueError):  # another thread was faster
+            if found is not None:
+                self._kept.remove(found)
+                self._kept.insert(0, used)
+                return found
+        self.keep(used)
         return None
 
     def keep(self, landing: Landing) -> None:
-        """For the next time, if it is worth it. Those for another kind of response are let go."""
-        kept = self._kept
-        if kept and kept[0].response != landing.response:
-            kept.clear()
-        if landing.array.nbytes <= KEPT_BYTES and len(kept) < KEPT:
-            kept.append(landing)
+        """For the next time."""
+        if len(self._kept) < KEPT:
+            self._kept.append(landing)

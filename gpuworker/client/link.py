@@ -12,7 +12,7 @@ import numpy as np
 
 from gpuworker._native import lib
 from gpuworker.client import remedies
-from gpuworker.client.landing import Landing, Landings
+from gpuworker.client.landing import KEPT_BYTES, Landing, Landings
 from gpuworker.errors import DeadlineExceeded, PayloadTooLarge, RequestCancelled, SegmentError, WorkerDied, WorkerDraining
 from gpuworker.payload import Data, Parts, decode, encode, parse_layout, write_data
 from gpuworker.segment import Segment, State, spill
@@ -140,7 +140,7 @@ class Link:
         if problem < 0:
             raise SegmentError(remedies.explain(problem, _BEFORE_FORK))
         array = landing.array[...]
-        if layout.total_bytes == response & TOTAL_MASK:
+        if layout.total_bytes == response & TOTAL_MASK and layout.data_bytes <= KEPT_BYTES:
             self._landings.keep(landing)
         return array
 
