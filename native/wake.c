@@ -10,7 +10,7 @@
  *
  * Spinning saves two system calls and the wake-up of an idle core (some 20 us each way on the machines we measured), and wastes a core when nothing
  * comes. GW_ADAPTIVE spins while that pays:
- *   (1) What is bounded is the work of spinning, SPIN_ROUNDS of some microsecond each, not the time that passes: every round ends with sched_yield, and
+ *   (1) What is bounded is the work of spinning, SPIN_ROUNDS of at most a microsecond or so each, not the time that passes: every round ends with sched_yield, and
  *       what runs meanwhile (the peer, perhaps on this very core) is no waste. With more processes than cores this is how they hand each other the
  *       core, for less than sleeping and waking costs.
  *   (2) It is tried only while it has lately succeeded (`score`, a mean over some four waits; a wait that slept counts as a success when the peer's own
@@ -29,7 +29,6 @@
 #define LOOKS_A_ROUND 32
 #define SPIN_ROUNDS 48
 #define SPIN_NS 50000u  /* about what those rounds take on a core of their own */
-#define SHORT_ROUNDS 4u /* rounds of a single look, on a core that others want, that cost as much as one full round */
 #define ALONE_NS 1500u  /* a sched_yield that finds nobody else returns within this */
 #define FOREIGN_NS 300000u
 #define PROBE_EVERY 64u
@@ -113,7 +112,7 @@ int gw_spin_until(gw_port *port, gw_spinner *spinner, const _Atomic uint64_t *wo
     if (seen_among(words, n, wanted)) return 1;
     if (!should_spin(port, spinner)) return 0;
     int looks = LOOKS_A_ROUND;
-    for (uint32_t spent = 0;;) {
+    for (int round = 1;; round++) {
         for (int i = 0; i < looks; i++) {
             if (seen_among(words, n, wanted)) {
                 uint32_t backoff = atomic_load_explicit(&spinner->backoff, memory_order_relaxed);
@@ -128,10 +127,9 @@ int gw_spin_until(gw_port *port, gw_spinner *spinner, const _Atomic uint64_t *wo
         sched_yield(); /* never spin without: on a shared core the peer would wait for our time slice to end */
         if (port->wake == GW_BUSY) continue;
         uint64_t away = gw_now() - before;
-        spent += looks == 1 ? 1 : SHORT_ROUNDS;
         looks = away < ALONE_NS ? LOOKS_A_ROUND : 1; /* others want this core: look once each time it comes round */
         if (away > FOREIGN_NS) back_off(spinner);
-        else if (spent < SPIN_ROUNDS * SHORT_ROUNDS) continue;
+        else if (round < SPIN_ROUNDS) continue;
         else learn(spinner, 0);
         return seen_among(words, n, wanted);
     }
