@@ -329,7 +329,8 @@ int gw_recover(gw_port *port, uint32_t max_attempts) {
             break;
         case GW_READY: atomic_fetch_or_explicit(&header->ready[i / 64], 1ull << (i % 64), memory_order_seq_cst); break;
         case GW_DONE: sem_post(&slot->semaphore); break; /* the dead owner may not have come to it */
-        default: break;                                  /* CLAIMED: its frontend goes on, or is reaped */
+        case GW_FREE: case GW_CLAIMED: break;            /* its frontend goes on, or is reaped */
+        default: GW_CAS(&slot->word, &word, gw_freed(word)); /* nobody's: scribbled */
         }
     }
     GW_TALLY(&header->stats.requeued, (uint64_t)n);

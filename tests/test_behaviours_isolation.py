@@ -4,8 +4,10 @@ import contextlib
 import os
 import random
 import signal
+import struct
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -204,3 +206,46 @@ def test_a_process_that_the_handler_left_behind_keeps_no_dead_owner_alive(name):
             os.kill(child, 0)  # it was there all the time
         finally:
             os.kill(child, signal.SIGKILL)
+
+
+def test_a_client_that_closes_all_its_descriptors_while_it_waits_does_not_take_its_owner_for_dead(name, tmp_path):
+    held = tmp_path / "held"
+    held.touch()
+    with gpuworker.Worker(handlers.hold_while_file_exists, name=name) as worker:
+        client = worker.connect()
+
+        def daemonized():
+            pending = client.enqueue(str(held))
+            os.closerange(3, 1024)
+            threading.Timer(0.2, held.unlink).start()  # longer than a client trusts an owner without asking the kernel
+            return pending.result() == str(held)
+
+        assert succeeded([in_child(daemonized)])
+
+
+def test_a_scribbled_participant_keeps_nobody_elses_slots_from_coming_back(in_process, gate):
+    gate.shut()
+    worker = in_process(gate.run_batch, max_clients=8)
+    hostile, other = worker.connect(), worker.connect()
+    running = hostile.enqueue("running")
+    gate.wait_entered()
+    other.enqueue("makes it join").cancel()
+    view, segment = ffi.new("gw_participant_view *"), Segment.attach(worker.name)
+    assert lib.gw_read_participant(segment.port, 1, view) == lib.GW_ALIVE
+    whole = memoryview(segment._map)
+    at = bytes(whole).index(struct.pack("=QqQ", view.word, os.getpid(), view.identity.start_ticks))  # its entry: word, pid, start time
+    whole[at : at + 16] = struct.pack("=Qq", view.word + 4, 1 << 40)
+    child = in_child(lambda: (other.enqueue("left behind"), os.kill(os.getpid(), signal.SIGKILL)))
+    os.waitpid(child, 0)
+    eventually(lambda: worker.stats().slots_in_use == 1)
+    gate.open()
+    assert running
+
+
+def test_a_scribbled_info_is_left_out_of_the_statistics(in_process, gate):
+    worker = in_process(gate.run_batch)
+    worker.connect().submit("x")
+    segment = Segment.attach(worker.name)
+    segment._map[bytes(segment._map).index(b'{"name"')] = 0xFF
+    assert worker.stats().handler == ""
+    assert worker.stats().completed == 1

@@ -22,6 +22,7 @@ from gpuworker.client.reservation import Reservation
 from gpuworker.errors import DeadlineExceeded, GpuWorkerError, SegmentError, WorkerDied, WorkerDraining, WorkerNotFound
 from gpuworker.segment import Segment, State
 from gpuworker.segment.names import shm_name
+from gpuworker.segment.segment import state_name
 from gpuworker.segment.wire import ON_FULL, WAKE, choice
 
 _NO_SLOT = (-errno.EAGAIN, -errno.EDQUOT)
@@ -206,7 +207,7 @@ class Client:
             return WorkerNotFound(f"the owner of worker {self.name!r} (pid {segment.owner().pid}) is dead; start it again")
         state = segment.overview().state
         if state != State.SERVING:
-            return WorkerNotFound(f"worker {self.name!r} is {State(state).name.lower()}")
+            return WorkerNotFound(f"worker {self.name!r} is {state_name(state)}")
         if not segment.join():
             return SegmentError(f"all max_clients={segment.overview().max_participants} places of worker {self.name!r} are taken")
         self._link = Link(segment, self._wake)

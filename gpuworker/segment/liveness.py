@@ -45,38 +45,62 @@ class Watch:
     """Watches one process until it is dead; keeps its pidfd."""
 
     def __init__(self, who: Identity, probe_fd: int, lock_index: int) -> None:
-        self._probe_fd, self._lock_index = probe_fd, lock_index
+        self._who, self._probe_fd, self._lock_index = who, probe_fd, lock_index
         self._pidfd = -1
-        self._local = who.pid_namespace == own_pid_namespace()
         self._dead = False
-        if self._local:
-            self._open(who)
+        self._open()
 
-    def _open(self, who: Identity) -> None:
+    def _open(self) -> None:
+        if self._who.pid_namespace != own_pid_namespace():
+            return
         try:
-            self._pidfd = os.pidfd_open(who.pid)
-            self._dead = start_ticks(who.pid) != who.start_ticks
+            self._pidfd = os.pidfd_open(self._who.pid)
+            self._dead = not self._is_running()
         except ProcessLookupError:
             self._dead = True
-        except OSError:
-            pass  # no descriptor to be had: the lock byte decides
+        except (OSError, OverflowError):
+            pass  # no descriptor to be had, or a pid that is none: the lock byte decides
+
+    def _is_running(self) -> bool:
+        """Whether the pid still stands for the process we mean."""
+        try:
+            return start_ticks(self._who.pid) == self._who.start_ticks
+        except ProcessLookupError:
+            return False
 
     def is_dead(self) -> bool:
         """Whether the kernel says that no thread of the process can run any more."""
-        if not self._dead:
-            if self._pidfd >= 0:
-                poll = select.poll()
-                poll.register(self._pidfd, select.POLLIN)
-                self._dead = bool(poll.poll(0))
-            else:
-                self._dead = lib.gw_is_locked(self._probe_fd, self._lock_index) == 0
+        if self._dead:
+            return True
+        if self._pidfd < 0:
+            self._dead = lib.gw_is_locked(self._probe_fd, self._lock_index) == 0
+            return self._dead
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        events = poll.poll(0)
+        if not events:
+            return False
+        if _is_pidfd_of(self._pidfd, self._who.pid):
+            self._dead = True
+        else:  # this program closed all its descriptors, and the number may be somebody else's now: it is not ours to close
+            self._pidfd = -1
+            self._open()
         return self._dead
 
     def close(self) -> None:
         """Gives the descriptor back."""
-        if self._pidfd >= 0:
+        if self._pidfd >= 0 and _is_pidfd_of(self._pidfd, self._who.pid):
             os.close(self._pidfd)
-            self._pidfd = -1
+        self._pidfd = -1
 
     def __del__(self) -> None:
         self.close()
+
+
+def _is_pidfd_of(fd: int, pid: int) -> bool:
+    """Whether the descriptor is a pidfd of this process, alive or dead (then its Pid line says -1)."""
+    try:
+        with open(f"/proc/self/fdinfo/{fd}", "rb") as file:
+            return any(line.split()[1:] in ([b"%d" % pid], [b"-1"]) for line in file if line.startswith(b"Pid:"))
+    except OSError:
+        return False

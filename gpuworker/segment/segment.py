@@ -41,6 +41,11 @@ class State(enum.IntEnum):
     SUPERSEDED = lib.GW_SUPERSEDED
 
 
+def state_name(state: int) -> str:
+    """In words, also for a number that is none of them (somebody scribbled)."""
+    return State(state).name.lower() if 0 <= state <= State.SUPERSEDED else f"in no known state ({state})"
+
+
 class Geometry(NamedTuple):
     """What fixes the size of a segment."""
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from gpuworker._native import ffi, lib
 from gpuworker.scheduling.decision import Reason
-from gpuworker.segment.segment import Segment, State
+from gpuworker.segment.segment import Segment, state_name
 
 _BUCKETS: int = lib.GW_BUCKETS
 _HISTOGRAM_WORDS = _BUCKETS + 2
@@ -116,7 +116,7 @@ class Stats:
         batches, answered = counts["batches"], counts["completed"] + counts["failed"] + counts["abandoned"]
         return cls(
             name=segment.name,
-            state=State(o.state).name.lower() if o.state <= State.SUPERSEDED else f"nonsense ({o.state})",
+            state=state_name(o.state),
             owner_pid=o.owner.pid,
             owner_alive=not segment.owner_is_dead(),
             uptime_s=_seconds_since(o.started_ns, now_ns),

@@ -68,20 +68,27 @@ class Keeper(threading.Thread):
             self._give_up()
 
     def _reap(self) -> None:
-        port, view, reaped = self._segment.port, self._view, 0
+        reaped = 0
         for index in range(1, self._segment.overview().max_participants + 1):
-            joined = lib.gw_read_participant(port, index, view)
-            if joined == lib.GW_VACANT:
-                continue
-            if not self._is_dead(index) and (joined == lib.GW_ALIVE or lib.gw_is_locked(self._segment.fd, index)):
-                continue  # it lives; or it has left, and threads of its may still be inside calls
-            slots = lib.gw_reap(port, index)
-            reaped += slots
-            self._watches.pop(index, (0, None))
-            log.info("client %d (pid %d) %s; %d slots taken back", index, view.identity.pid, "left" if joined == lib.GW_LEFT else "died", slots)
-        lib.gw_count_alive(port)
+            try:
+                reaped += self._reap_one(index)
+            except Exception:  # a scribbled entry is no reason to forget those behind it
+                log.exception("client %d cannot be looked at", index)
+        lib.gw_count_alive(self._segment.port)
         if reaped:
             spill.sweep(self._segment)
+
+    def _reap_one(self, index: int) -> int:
+        port, view = self._segment.port, self._view
+        joined = lib.gw_read_participant(port, index, view)
+        if joined == lib.GW_VACANT:
+            return 0
+        if not self._is_dead(index) and (joined == lib.GW_ALIVE or lib.gw_is_locked(self._segment.fd, index)):
+            return 0  # it lives; or it has left, and threads of its may still be inside calls
+        slots: int = lib.gw_reap(port, index)
+        self._watches.pop(index, (0, None))
+        log.info("client %d (pid %d) %s; %d slots taken back", index, view.identity.pid, "left" if joined == lib.GW_LEFT else "died", slots)
+        return slots
 
     def _is_dead(self, index: int) -> bool:
         word = self._view.word
