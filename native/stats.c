@@ -63,6 +63,13 @@ void gw_observe(gw_histogram *histogram, uint64_t ns) {
     GW_COUNT(&histogram->n, 1);
 }
 
+/* The next entry after `participant` that is not vacant, or 0. */
+uint32_t gw_next_participant(const gw_port *port, uint32_t participant) {
+    for (uint32_t i = participant; i < port->max_participants; i++)
+        if ((GW_LOAD(&port->participants[i].word) & 3) != GW_VACANT) return i + 1;
+    return 0;
+}
+
 static void add_words(uint64_t *out, const void *from, int words) {
     const _Atomic uint64_t *p = from;
     for (int i = 0; i < words; i++) out[i] += READ(&p[i]);

@@ -124,7 +124,7 @@ class Stats:
             batch_running_s=_seconds_since(o.batch_started_ns, now_ns),
             capacity=o.capacity,
             slots_in_use=o.in_use,
-            clients=_clients(segment, o.max_participants),
+            clients=_clients(segment),
             submitted=asked["submitted"],
             completed=counts["completed"],
             failed=counts["failed"],
@@ -165,10 +165,11 @@ def _info(segment: Segment) -> dict[str, Any]:
     return info if isinstance(info, dict) else {}
 
 
-def _clients(segment: Segment, most: int) -> tuple[ClientView, ...]:
+def _clients(segment: Segment) -> tuple[ClientView, ...]:
     view = ffi.new("gw_participant_view *")
     joined = []
-    for index in range(1, most + 1):
+    index = 0
+    while index := lib.gw_next_participant(segment.port, index):
         if lib.gw_read_participant(segment.port, index, view) == lib.GW_ALIVE:
             joined.append(ClientView(view.identity.pid, view.held))
     return tuple(joined)

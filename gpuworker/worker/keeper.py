@@ -68,8 +68,8 @@ class Keeper(threading.Thread):
             self._give_up()
 
     def _reap(self) -> None:
-        reaped = 0
-        for index in range(1, self._segment.overview().max_participants + 1):
+        reaped = index = 0
+        while index := lib.gw_next_participant(self._segment.port, index):
             try:
                 reaped += self._reap_one(index)
             except Exception:  # a scribbled entry is no reason to forget those behind it
