@@ -29,8 +29,9 @@
 #define LOOKS_A_ROUND 32
 #define SPIN_ROUNDS 48
 #define SPIN_NS 50000u  /* about what those rounds take on a core of their own */
+#define SHORT_ROUNDS 4    /* rounds of a single look, on a core that others want, count as one */
 #define ALONE_NS 1500u  /* a sched_yield that finds nobody else returns within this */
-#define FOREIGN_NS 300000u
+#define FOREIGN_NS 1000000u
 #define PROBE_EVERY 64u
 #define MAX_BACKOFF 1024u
 #define SCORE_ONE 1024u
@@ -96,7 +97,7 @@ static int should_spin(gw_port *port, gw_spinner *spinner) {
 
 static void learn(gw_spinner *spinner, int success) {
     uint32_t score = atomic_load_explicit(&spinner->score, memory_order_relaxed);
-    score = success ? score + (SCORE_ONE - score + 3) / 4 : score - (score + 3) / 4;
+    score = success ? score + (SCORE_ONE - score + 3) / 4 : score - (score + 7) / 8;
     atomic_store_explicit(&spinner->score, score, memory_order_relaxed);
 }
 
@@ -112,7 +113,7 @@ int gw_spin_until(gw_port *port, gw_spinner *spinner, const _Atomic uint64_t *wo
     if (seen_among(words, n, wanted)) return 1;
     if (!should_spin(port, spinner)) return 0;
     int looks = LOOKS_A_ROUND;
-    for (int round = 1;; round++) {
+    for (int spent = 0;;) {
         for (int i = 0; i < looks; i++) {
             if (seen_among(words, n, wanted)) {
                 uint32_t backoff = atomic_load_explicit(&spinner->backoff, memory_order_relaxed);
@@ -127,9 +128,10 @@ int gw_spin_until(gw_port *port, gw_spinner *spinner, const _Atomic uint64_t *wo
         sched_yield(); /* never spin without: on a shared core the peer would wait for our time slice to end */
         if (port->wake == GW_BUSY) continue;
         uint64_t away = gw_now() - before;
+        spent += looks == 1 ? 1 : SHORT_ROUNDS;
         looks = away < ALONE_NS ? LOOKS_A_ROUND : 1; /* others want this core: look once each time it comes round */
         if (away > FOREIGN_NS) back_off(spinner);
-        else if (round < SPIN_ROUNDS) continue;
+        else if (spent < SPIN_ROUNDS * SHORT_ROUNDS) continue;
         else learn(spinner, 0);
         return seen_among(words, n, wanted);
     }
