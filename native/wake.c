@@ -117,7 +117,8 @@ int gw_spin_until(gw_port *port, gw_spinner *spinner, const _Atomic uint64_t *wo
         for (int i = 0; i < looks; i++) {
             if (seen_among(words, n, wanted)) {
                 uint32_t backoff = atomic_load_explicit(&spinner->backoff, memory_order_relaxed);
-                if (backoff) atomic_store_explicit(&spinner->backoff, backoff / 2, memory_order_relaxed);
+                if (backoff && spent) /* it yielded, and got the core back: nobody keeps it now */
+                    atomic_store_explicit(&spinner->backoff, backoff / 2, memory_order_relaxed);
                 learn(spinner, 1);
                 return 1;
             }
