@@ -39,7 +39,7 @@ typedef struct { uint64_t ticket, enqueue_ns, deadline_ns; } gw_item;
 typedef struct {
     gw_identity owner;
     uint64_t epoch, heartbeat_ns, batch_started_ns, started_ns, run_mean_ns, max_payload_bytes, segment_bytes;
-    uint64_t request_bytes, response_bytes;
+    uint64_t request_bytes, response_bytes, nonce;
     uint32_t state, alive, capacity, max_participants, on_full, wake, quota_shared, quota_alone, allow_pickle, max_batch_size, info_bytes, in_use;
 } gw_overview;
 typedef struct { gw_identity identity; uint64_t word; uint32_t joined, held; } gw_participant_view;
@@ -48,7 +48,8 @@ typedef struct { ...; } gw_client_stats;
 typedef struct gw_port { char *areas; uint64_t request_bytes, response_bytes; uint32_t capacity, me; ...; } gw_port;
 
 uint64_t gw_segment_bytes(uint32_t capacity, uint32_t max_participants, uint64_t request_bytes, uint64_t response_bytes);
-int gw_format(void *base, uint32_t capacity, uint32_t max_participants, uint64_t request_bytes, uint64_t response_bytes, uint64_t max_payload_bytes);
+int gw_format(void *base, uint32_t capacity, uint32_t max_participants, uint64_t request_bytes, uint64_t response_bytes, uint64_t max_payload_bytes,
+              uint64_t nonce);
 int gw_check(const void *base, uint64_t file_bytes);
 
 int gw_open(gw_port *port, void *base, uint64_t file_bytes);
@@ -69,6 +70,7 @@ int gw_release(gw_port *port, int64_t ticket);
 int gw_receive(gw_port *port, int64_t ticket, uint64_t from, char *into, uint64_t bytes);
 int64_t gw_wait_for(gw_port *port, int64_t ticket, uint64_t deadline_ns, uint64_t slice_ns, uint64_t expected, const char *meta, char *into);
 int gw_cancel(gw_port *port, int64_t ticket);
+int gw_abandon(gw_port *port, int64_t ticket);
 int gw_phase(gw_port *port, int64_t ticket);
 int64_t gw_unsettled(gw_port *port);
 
@@ -76,8 +78,9 @@ int gw_open_backlog(gw_port *port);
 const gw_item *gw_backlog(const gw_port *port);
 int gw_collect(gw_port *port, uint64_t until_ns);
 int gw_take(gw_port *port, int count, uint32_t reason, uint64_t *taken);
-int gw_answer(gw_port *port, int64_t ticket, uint32_t kind, const char *meta, uint32_t meta_bytes, const char *data, uint64_t data_bytes);
-int gw_answered(gw_port *port, int64_t ticket, uint64_t response);
+int gw_respond(gw_port *port, int64_t ticket, uint32_t kind, const char *meta, uint32_t meta_bytes, const char *data, uint64_t data_bytes);
+int gw_responded(gw_port *port, int64_t ticket, uint64_t response);
+int gw_finish(gw_port *port, const uint64_t *taken, int n);
 int gw_refuse(gw_port *port, int64_t ticket, uint32_t kind);
 int gw_expire(gw_port *port, uint64_t now_ns);
 int gw_reap(gw_port *port, uint32_t participant);

@@ -80,6 +80,7 @@ typedef struct {
     uint64_t request_bytes, response_bytes; /* of one slot's areas, multiples of GW_LINE */
     uint64_t max_payload_bytes;             /* what may travel through a spill file */
     uint64_t segment_bytes;
+    uint64_t nonce; /* random: no two segments of one name share it, so neither do their spill files */
     /* Written by each owner before it says GW_SERVING. */
     _Alignas(GW_LINE) uint32_t on_full, wake;
     uint32_t quota_shared, quota_alone; /* slots one participant may hold while others are joined, and while it is alone */

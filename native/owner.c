@@ -207,8 +207,9 @@ static int answer(gw_port *port, gw_slot *slot, int64_t ticket) {
     return result;
 }
 
-/* Copies a response into its area and publishes it. -EMSGSIZE: it does not fit, nothing happened. */
-int gw_answer(gw_port *port, int64_t ticket, uint32_t kind, const void *meta, uint32_t meta_bytes, const void *data, uint64_t data_bytes) {
+/* Copies a response into its area. Not published yet: until gw_finish the request areas of the whole batch stay as they are, as a handler may return views
+ * of any of them. -EMSGSIZE: it does not fit, nothing happened. */
+int gw_respond(gw_port *port, int64_t ticket, uint32_t kind, const void *meta, uint32_t meta_bytes, const void *data, uint64_t data_bytes) {
     gw_slot *slot = slot_at(port, ticket);
     uint64_t from = gw_align(meta_bytes), total = from + data_bytes;
     if (!slot) return -EINVAL;
@@ -218,16 +219,27 @@ int gw_answer(gw_port *port, int64_t ticket, uint32_t kind, const void *meta, ui
     if (meta_bytes) memcpy(area, meta, meta_bytes);
     if (data_bytes) memcpy(area + from, data, data_bytes);
     slot->response = gw_describe(kind, meta_bytes, total);
-    return answer(port, slot, ticket);
+    return 0;
 }
 
 /* The same for a response that was written in place, or to a spill file. */
-int gw_answered(gw_port *port, int64_t ticket, uint64_t response) {
+int gw_responded(gw_port *port, int64_t ticket, uint64_t response) {
     gw_slot *slot = slot_at(port, ticket);
     if (!slot) return -EINVAL;
     if (!is_taken(slot, ticket)) return -ESTALE;
     slot->response = response;
-    return answer(port, slot, ticket);
+    return 0;
+}
+
+/* Publishes the responses of a batch; `taken` as gw_take left it: pairs that begin with the ticket. -> how many requests had been abandoned. */
+int gw_finish(gw_port *port, const uint64_t *taken, int n) {
+    int abandoned = 0;
+    for (int k = 0; k < n; k++) {
+        int64_t ticket = (int64_t)taken[2 * k];
+        gw_slot *slot = slot_at(port, ticket);
+        if (slot && is_taken(slot, ticket)) abandoned += answer(port, slot, ticket) == 1;
+    }
+    return abandoned;
 }
 
 int gw_refuse(gw_port *port, int64_t ticket, uint32_t kind) {

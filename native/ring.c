@@ -213,6 +213,12 @@ int gw_cancel(gw_port *port, int64_t ticket) {
     }
 }
 
+int gw_abandon(gw_port *port, int64_t ticket) {
+    int outcome = gw_cancel(port, ticket);
+    if (outcome == 2) gw_release(port, ticket);
+    return outcome;
+}
+
 int gw_phase(gw_port *port, int64_t ticket) {
     uint32_t i = gw_slot_of(ticket);
     if (ticket < 0 || i >= port->capacity) return -EINVAL;

@@ -39,7 +39,8 @@ typedef struct gw_port {
 
 /* Segment (segment.c) */
 uint64_t gw_segment_bytes(uint32_t capacity, uint32_t max_participants, uint64_t request_bytes, uint64_t response_bytes);
-int gw_format(void *base, uint32_t capacity, uint32_t max_participants, uint64_t request_bytes, uint64_t response_bytes, uint64_t max_payload_bytes);
+int gw_format(void *base, uint32_t capacity, uint32_t max_participants, uint64_t request_bytes, uint64_t response_bytes, uint64_t max_payload_bytes,
+              uint64_t nonce);
 int gw_check(const void *base, uint64_t file_bytes); /* 0, -EBADMSG (not ours), -EPROTONOSUPPORT (version), -ELIBACC (libc), -EILSEQ (geometry) */
 
 /* Port (port.c) */
@@ -62,6 +63,7 @@ int64_t gw_poll(gw_port *port, int64_t ticket);                     /* as gw_wai
 int gw_release(gw_port *port, int64_t ticket);
 int gw_receive(gw_port *port, int64_t ticket, uint64_t from, void *into, uint64_t bytes); /* copies out, and releases */
 int64_t gw_wait_for(gw_port *port, int64_t ticket, uint64_t deadline_ns, uint64_t slice_ns, uint64_t expected, const void *meta, void *into);
+int gw_abandon(gw_port *port, int64_t ticket);                      /* cancel, or release if it is answered; -> as gw_cancel */
 int gw_cancel(gw_port *port, int64_t ticket);                       /* 0 never ran | 1 was running | 2 is answered: nothing changed */
 int gw_phase(gw_port *port, int64_t ticket);
 int64_t gw_unsettled(gw_port *port);                                /* see ring.c */
@@ -72,8 +74,9 @@ const gw_item *gw_backlog(const gw_port *port);                      /* what is 
 int gw_collect(gw_port *port, uint64_t until_ns);                   /* waits for something new -> length of the backlog | -EINTR */
 int gw_take(gw_port *port, int count, uint32_t reason, uint64_t *taken);             /* -> n; taken: n pairs of ticket, described request */
 int gw_untake(gw_port *port, int64_t ticket);
-int gw_answer(gw_port *port, int64_t ticket, uint32_t kind, const void *meta, uint32_t meta_bytes, const void *data, uint64_t data_bytes);
-int gw_answered(gw_port *port, int64_t ticket, uint64_t response);
+int gw_respond(gw_port *port, int64_t ticket, uint32_t kind, const void *meta, uint32_t meta_bytes, const void *data, uint64_t data_bytes);
+int gw_responded(gw_port *port, int64_t ticket, uint64_t response);
+int gw_finish(gw_port *port, const uint64_t *taken, int n);
 int gw_refuse(gw_port *port, int64_t ticket, uint32_t kind);        /* READY -> DONE with an empty response of this kind */
 int gw_expire(gw_port *port, uint64_t now_ns);
 int gw_reap(gw_port *port, uint32_t participant);
@@ -88,7 +91,7 @@ void gw_set_state(gw_port *port, uint32_t state);
 typedef struct {
     gw_identity owner;
     uint64_t epoch, heartbeat_ns, batch_started_ns, started_ns, run_mean_ns, max_payload_bytes, segment_bytes;
-    uint64_t request_bytes, response_bytes;
+    uint64_t request_bytes, response_bytes, nonce;
     uint32_t state, alive, capacity, max_participants, on_full, wake, quota_shared, quota_alone, allow_pickle, max_batch_size, info_bytes, in_use;
 } gw_overview;
 typedef struct { gw_identity identity; uint64_t word; uint32_t joined, held; } gw_participant_view;

@@ -9,7 +9,7 @@ uint64_t gw_segment_bytes(uint32_t capacity, uint32_t max_participants, uint64_t
     return slots_offset(max_participants) + (uint64_t)capacity * (sizeof(gw_slot) + gw_align(request_bytes) + gw_align(response_bytes));
 }
 
-int gw_format(void *base, uint32_t capacity, uint32_t max_participants, uint64_t request_bytes, uint64_t response_bytes, uint64_t max_payload_bytes) {
+int gw_format(void *base, uint32_t capacity, uint32_t max_participants, uint64_t request_bytes, uint64_t response_bytes, uint64_t max_payload_bytes, uint64_t nonce) {
     if (!capacity || capacity > GW_MAX_CAPACITY || !max_participants || max_participants > GW_MAX_PARTICIPANTS) return -EINVAL;
     gw_header *header = base;
     header->version = GW_VERSION;
@@ -19,6 +19,7 @@ int gw_format(void *base, uint32_t capacity, uint32_t max_participants, uint64_t
     header->request_bytes = gw_align(request_bytes);
     header->response_bytes = gw_align(response_bytes);
     header->max_payload_bytes = max_payload_bytes;
+    header->nonce = nonce;
     header->segment_bytes = gw_segment_bytes(capacity, max_participants, request_bytes, response_bytes);
     gw_slot *slots = (gw_slot *)((char *)base + slots_offset(max_participants));
     for (uint32_t i = 0; i < capacity; i++) sem_init(&slots[i].semaphore, 1, 0); /* all else is zero, as fallocate left it */

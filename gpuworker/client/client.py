@@ -64,6 +64,10 @@ class Client:
         on_full = choice(ON_FULL, on_full or ("fallback" if fallback else None), "on_full")
         if (on_full == "fallback") != (fallback is not None):
             raise ValueError("on_full='fallback' and fallback=callable go together")
+        if fallback is not None and not callable(fallback):
+            raise ValueError(f"fallback={fallback!r}: give a callable that takes the request")
+        if isinstance(connect_timeout_s, bool) or not isinstance(connect_timeout_s, (int, float)) or not 0 <= connect_timeout_s <= 1e9:
+            raise ValueError(f"connect_timeout_s={connect_timeout_s!r}: give seconds from 0 to 1e9")
         self.name, self.connect_timeout_s = name, connect_timeout_s
         self._on_full, self._fallback, self._wake = on_full, fallback, wake
         self._link: Link | None = None
@@ -184,6 +188,7 @@ class Client:
                 if self._closed:
                     raise RuntimeError(f"{self!r} cannot send")
                 if self._link is not None and self._link.is_usable():
+                    self._link.lost = False  # a new owner took the segment over
                     return self._link
                 self._link = None
                 why = self._try_to_link()

@@ -7,7 +7,6 @@ tensor made from a result keeps the buffer referred to.
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from typing import Any
 
@@ -63,14 +62,21 @@ class Landings:
         return landing if landing.is_unused() else self._another(landing)
 
     def _another(self, used: Landing) -> Landing | None:
-        found = next((landing for landing in self._kept if landing.is_unused()), None)
-        with contextlib.suppress(ValueError):  # another thread was faster
-            if found is not None:
-                self._kept.remove(found)
-                self._kept.insert(0, used)
-                return found
-        self.keep(used)
-        return None
+        """Taken out of the list before it is looked at: what is in the list may be another thread's in the next moment."""
+        kept, others = self._kept, [used]
+        found = None
+        while found is None and kept:
+            try:
+                landing = kept.pop()
+            except IndexError:  # another thread was faster
+                break
+            if landing.is_unused():
+                found = landing
+            else:
+                others.append(landing)
+        for landing in others:
+            self.keep(landing)
+        return found
 
     def keep(self, landing: Landing) -> None:
         """For the next time."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import time
@@ -166,20 +165,18 @@ class Link:
 
     def withdraw(self, ticket: int) -> bool:
         """Cancels a request. False if it was answered already, or its life is over."""
-        return self._cancel(ticket) in (0, 1)
-
-    def _cancel(self, ticket: int) -> int:
         outcome: int = lib.gw_cancel(self.port, ticket)
         if outcome == 0:  # it never ran, so nobody else will
             spill.remove(self.segment, ticket, spill.REQUEST)
-        return outcome
+        return outcome in (0, 1)
 
     def abandon(self, ticket: int) -> None:
         """Gives a slot back whatever its state; nothing happens if that was done."""
-        if self._cancel(ticket) == 2:
-            with contextlib.suppress(SegmentError):
-                spill.remove(self.segment, ticket, spill.RESPONSE)
-            _release(self.port, ticket)
+        outcome = lib.gw_abandon(self.port, ticket)  # the slot first, in one call: Ctrl-C may come in between any two lines here
+        if outcome == 0:
+            spill.remove(self.segment, ticket, spill.REQUEST)
+        elif outcome == 2:
+            spill.remove(self.segment, ticket, spill.RESPONSE)
 
     def settle(self) -> None:
         """The ticket of this thread's last claim is in good hands."""

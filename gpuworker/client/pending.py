@@ -26,11 +26,11 @@ class Pending:
     __slots__ = ("__weakref__", "_cancelled", "_deadline_ns", "_error", "_link", "_lock", "_settled", "_ticket", "_value")
 
     def __init__(self, link: Link | None, ticket: int, deadline_ns: int) -> None:
+        self._settled = self._cancelled = False
         self._link, self._ticket, self._deadline_ns = link, ticket, deadline_ns
         self._lock = threading.Lock()
         self._value: Any = None
         self._error: Exception | None = None
-        self._settled = self._cancelled = False
 
     @classmethod
     def settled(cls, value: Any) -> Pending:

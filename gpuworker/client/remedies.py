@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from gpuworker._native import lib
-from gpuworker.errors import DeadlineExceeded, QueueFull, SegmentError, WorkerDied, WorkerDraining
+from gpuworker.errors import DeadlineExceeded, QueueFull, RemoteError, SegmentError, WorkerDied, WorkerDraining
 from gpuworker.payload import decode_error
 
 
@@ -26,7 +26,7 @@ def queue_full(port: Any, problem: int, capacity: int) -> QueueFull:
 def failure(kind: int, blob: bytes) -> Exception:
     """The error that a response of this kind stands for."""
     if kind == lib.GW_KIND_ERROR:
-        return decode_error(blob)
+        return decode_error(blob) if blob else RemoteError("Exception", "an error that did not fit max_response_bytes")
     if kind == lib.GW_KIND_EXPIRED:  # counted by the owner
         return DeadlineExceeded("the deadline passed while the request was queued; it did not run", "queued")
     if kind == lib.GW_KIND_DRAINING:

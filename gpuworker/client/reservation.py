@@ -53,12 +53,12 @@ class Reservation:
         if draft is None or array is None:
             raise RuntimeError("this reserved array was sent already; reserve another one")
         array.flags.writeable = False  # it is the owner's now
+        problem = draft.publish(lib.GW_KIND_ARRAY, len(self._meta), deadline_ns)
+        pending = Pending(draft.link, draft.ticket, deadline_ns)  # from here on the slot is its; until here, __exit__ withdraws
         self._draft = None
-        ticket = draft.publish(lib.GW_KIND_ARRAY, len(self._meta), deadline_ns)
-        if ticket < 0:
-            draft.link.withdraw(draft.ticket)
-            raise SegmentError(remedies.explain(ticket, "the array was reserved before a fork"))
-        return Pending(draft.link, ticket, deadline_ns)
+        if problem < 0:
+            raise SegmentError(remedies.explain(problem, "the array was reserved before a fork"))
+        return pending
 
     def __exit__(self, *_: object) -> None:
         if self._array is not None:

@@ -7,6 +7,7 @@ is not misled by a program that closes all its descriptors, nor by a forked chil
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 from typing import NamedTuple
@@ -94,7 +95,8 @@ class Watch:
         self._pidfd = -1
 
     def __del__(self) -> None:
-        self.close()
+        with contextlib.suppress(Exception):  # at the interpreter's end half of what this needs is gone, and so will be the descriptor
+            self.close()
 
 
 def _is_pidfd_of(fd: int, pid: int) -> bool:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import re
 
+import posix_ipc
+
 from gpuworker.errors import SegmentError
 
 SHM_DIR = "/dev/shm"  # where glibc's shm_open, and so posix_ipc, keeps its objects on Linux
 PREFIX = "gpuworker-"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 _FILE = re.compile(rf"{PREFIX}([A-Za-z0-9][A-Za-z0-9_-]{{0,99}})")
-_SPILL = re.compile(r"\.spill-(\d+)-(\d+)-[qr]")
+_SPILL = re.compile(r"\.spill-([0-9a-f]+)-(\d+)-(\d+)-[qr]")
 
 
 def shm_name(name: str) -> str:
@@ -26,19 +28,22 @@ def shm_path(posix_name: str) -> str:
     return SHM_DIR + posix_name
 
 
-def spill_name(name: str, slot: int, generation: int, kind: str) -> str:
-    """The POSIX name of the file that carries what does not fit slot `slot` in its life `generation`; kind: "q" request, "r" response."""
-    return f"{shm_name(name)}.spill-{slot}-{generation}-{kind}"
+def spill_name(name: str, nonce: int, slot: int, generation: int, kind: str) -> str:
+    """The POSIX name of the file that carries what does not fit slot `slot` of the segment with this nonce in its life `generation`.
+
+    kind: "q" request, "r" response.
+    """
+    return f"{shm_name(name)}.spill-{nonce:x}-{slot}-{generation}-{kind}"
 
 
-def spill_files(name: str) -> list[tuple[str, int, int]]:
-    """(POSIX name, slot, generation) of every spill file of this worker."""
+def spill_files(name: str) -> list[tuple[str, int, int, int]]:
+    """(POSIX name, nonce, slot, generation) of every spill file of this worker."""
     prefix = shm_name(name)[1:]
     found = []
     for file in _listing():
         match = _SPILL.fullmatch(file, len(prefix)) if file.startswith(prefix) else None
         if match:
-            found.append((f"/{file}", int(match[1]), int(match[2])))
+            found.append((f"/{file}", int(match[1], 16), int(match[2]), int(match[3])))
     return found
 
 
@@ -51,6 +56,15 @@ def leftover_temporaries(name: str) -> list[str]:
     """POSIX names of half-made segments of this worker."""
     prefix = shm_name(name)[1:] + ".new-"
     return [f"/{file}" for file in _listing() if file.startswith(prefix)]
+
+
+def unlink(posix_name: str) -> bool:
+    """Removes the object, if it is there and ours to remove. Whether it did: somebody else's file under one of our names is no reason to fail."""
+    try:
+        posix_ipc.unlink_shared_memory(posix_name)
+    except (posix_ipc.Error, OSError):
+        return False
+    return True
 
 
 def _listing() -> list[str]:

@@ -88,6 +88,7 @@ class Segment:
             self.close()
             raise SegmentError(f"the segment of worker {name!r} cannot be used: {_NOT_OURS[-errno.EILSEQ]}")
         self.capacity: int = self.port.capacity
+        self.nonce: int = self.overview().nonce
         self.request_bytes: int = self.port.request_bytes
         self.response_bytes: int = self.port.response_bytes
         whole = memoryview(self._map)  # type: ignore[arg-type]
@@ -171,11 +172,8 @@ class Segment:
     @classmethod
     def _create(cls, name: str, geometry: Geometry, old: Segment | None) -> Segment | None:
         posix_name = names.shm_name(name)
-        temporary = f"{posix_name}.new-{os.getpid()}"
-        for leftover in names.leftover_temporaries(name):
-            pid = leftover.rpartition("-")[2]
-            if pid.isdigit() and (int(pid) == os.getpid() or not os.path.exists(f"/proc/{pid}")):
-                _unlink(leftover)
+        cls._remove_leftovers(name)
+        temporary = f"{posix_name}.new-{os.getpid()}-{os.urandom(4).hex()}"
         fd = posix_ipc.SharedMemory(temporary, posix_ipc.O_CREX, mode=0o600).fd
         try:
             os.fchmod(fd, 0o600)  # whatever the umask
@@ -183,7 +181,8 @@ class Segment:
             with mmap.mmap(fd, geometry.segment_bytes) as fresh:
                 base = ffi.from_buffer(fresh)
                 g = geometry
-                lib.gw_format(base, g.capacity, g.max_participants, g.max_request_bytes, g.max_response_bytes, g.max_payload_bytes)
+                nonce = int.from_bytes(os.urandom(8), "little")
+                lib.gw_format(base, g.capacity, g.max_participants, g.max_request_bytes, g.max_response_bytes, g.max_payload_bytes, nonce)
                 ffi.release(base)
             new = cls(name, os.dup(fd))
             new._become_owner(new._reopen(), locked=False)
@@ -193,12 +192,23 @@ class Segment:
                 os.rename(names.shm_path(temporary), names.shm_path(posix_name))
                 lib.gw_set_state(old.port, State.SUPERSEDED)
                 lib.gw_wake_all(old.port)
-        except FileExistsError:
-            return None  # another owner was faster: look at its segment
+        except (FileExistsError, FileNotFoundError):
+            new.close()
+            return None  # another owner was faster, or took ours for a leftover: look again
         finally:
             os.close(fd)
-            _unlink(temporary)
+            names.unlink(temporary)
         return new
+
+    @classmethod
+    def _remove_leftovers(cls, name: str) -> None:
+        """Half-made segments whose makers are dead: nobody holds their lock."""
+        for leftover in names.leftover_temporaries(name):
+            with contextlib.suppress(OSError):
+                fd = os.open(names.shm_path(leftover), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+                if lib.gw_is_locked(fd, 0) == 0:
+                    names.unlink(leftover)
+                os.close(fd)
 
     def _become_owner(self, lock_fd: int, locked: bool = True) -> Segment:
         if not locked and lib.gw_try_lock(lock_fd, 0):
@@ -210,8 +220,9 @@ class Segment:
 
     def join(self) -> bool:
         """Makes this process a participant. False when every place is taken; that of a client that left is free again soon after its last request is gone."""
+        me = identify()
         lock_fd = self._reopen()
-        if lib.gw_join(self.port, lock_fd, *identify()):
+        if lib.gw_join(self.port, lock_fd, *me):
             os.close(lock_fd)
             return False
         return True
@@ -223,7 +234,7 @@ class Segment:
     def unlink(self) -> None:
         """Removes the segment's file, if it is still this segment's. For its owner."""
         if self.is_current():
-            _unlink(names.shm_name(self.name))
+            names.unlink(names.shm_name(self.name))
 
     def is_current(self) -> bool:
         """Whether the worker's name still leads to this segment."""
@@ -310,8 +321,3 @@ def _require_private(name: str, fd: int) -> None:
     if problem:
         os.close(fd)
         raise SegmentError(f"the segment of worker {name!r} is refused: {problem}")
-
-
-def _unlink(posix_name: str) -> None:
-    with contextlib.suppress(posix_ipc.ExistentialError):
-        posix_ipc.unlink_shared_memory(posix_name)

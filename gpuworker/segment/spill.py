@@ -7,7 +7,6 @@ the owner those of a request it has finished; `sweep` the rest.
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
 
@@ -25,8 +24,12 @@ REQUEST, RESPONSE = "q", "r"
 def create(segment: Segment, ticket: int, kind: str, size: int) -> memoryview:
     """A new file of `size` bytes for this life of a slot, mapped for writing. Raises SegmentError when the memory is not there."""
     name = _name(segment, ticket, kind)
-    fd = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=0o600).fd
     try:
+        fd = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=0o600).fd
+    except (posix_ipc.Error, OSError) as error:
+        raise SegmentError(f"no file can be made beside the segment for a payload of {size:,} bytes: {error}") from None
+    try:
+        os.fchmod(fd, 0o600)  # whatever the umask
         reserve(fd, size, "this one payload is too large for what is left")
         return memoryview(mmap.mmap(fd, size))
     except BaseException:
@@ -52,20 +55,21 @@ def open_(segment: Segment, ticket: int, kind: str, size: int) -> memoryview:
 
 def remove(segment: Segment, ticket: int, kind: str) -> None:
     """Removes the file, if it is there. Mappings of it live on."""
-    with contextlib.suppress(posix_ipc.ExistentialError):
-        posix_ipc.unlink_shared_memory(_name(segment, ticket, kind))
+    names.unlink(_name(segment, ticket, kind))
 
 
-def sweep(segment: Segment) -> int:
-    """Removes every file whose slot has moved on to another life, or to none. Returns how many."""
+def sweep(segment: Segment, strangers: bool = False) -> int:
+    """Removes every file of this segment whose slot has moved on to another life, or to none. Returns how many.
+
+    strangers: also those of other segments that bore this worker's name; for an owner that starts.
+    """
     removed = 0
-    for posix_name, slot, generation in names.spill_files(segment.name):
-        if lib.gw_phase(segment.port, generation << SLOT_BITS | slot) <= lib.GW_FREE:
-            with contextlib.suppress(posix_ipc.ExistentialError):
-                posix_ipc.unlink_shared_memory(posix_name)
-                removed += 1
+    for posix_name, nonce, slot, generation in names.spill_files(segment.name):
+        is_over = nonce == segment.nonce and lib.gw_phase(segment.port, generation << SLOT_BITS | slot) <= lib.GW_FREE
+        is_garbage = is_over or (strangers and nonce != segment.nonce)
+        removed += is_garbage and names.unlink(posix_name)
     return removed
 
 
 def _name(segment: Segment, ticket: int, kind: str) -> str:
-    return names.spill_name(segment.name, ticket & SLOT_MASK, ticket >> SLOT_BITS, kind)
+    return names.spill_name(segment.name, segment.nonce, ticket & SLOT_MASK, ticket >> SLOT_BITS, kind)

@@ -11,7 +11,7 @@ from gpuworker.errors import BatchSizeMismatch
 RunBatch = Callable[[list[Any]], Any]
 
 
-def run(run_batch: RunBatch, requests: list[Any], isolate_errors: bool, log: Callable[[Exception, int], None]) -> list[Any]:
+def run(run_batch: RunBatch, requests: list[Any], isolate_errors: bool, log: Callable[[BaseException, int], None]) -> list[Any]:
     """One outcome per request, in order: a result, or the exception instance for that request.
 
     When `run_batch` raises and `isolate_errors` is set, the batch is halved, and halves that fail are halved again, until the requests at fault stand
@@ -19,9 +19,11 @@ def run(run_batch: RunBatch, requests: list[Any], isolate_errors: bool, log: Cal
     together, so that a broken model does not run n times for nothing. `log(error, count)` is told of the first failure.
     """
     try:
-        returned = run_batch(requests)
-        return returned if returned.__class__ is list and len(returned) == len(requests) else outcomes_of(returned, len(requests))
-    except Exception as error:
+        returned = run_batch(requests[:])  # a list of its own: it may consume it
+        return returned if type(returned) is list and len(returned) == len(requests) else outcomes_of(returned, len(requests))
+    except (SystemExit, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # also GeneratorExit, CancelledError and the like: they are about the batch, not about the owner
         log(error, len(requests))
         count = len(requests)
         if not isolate_errors or count == 1 or isinstance(error, BatchSizeMismatch):
@@ -29,7 +31,7 @@ def run(run_batch: RunBatch, requests: list[Any], isolate_errors: bool, log: Cal
         return _isolate(run_batch, requests, error)
 
 
-def _isolate(run_batch: RunBatch, requests: list[Any], error: Exception) -> list[Any]:
+def _isolate(run_batch: RunBatch, requests: list[Any], error: BaseException) -> list[Any]:
     outcomes: list[Any] = [error] * len(requests)
     runs_left = 4 * math.ceil(math.log2(len(requests)))
     failing = [(0, len(requests))]
@@ -45,7 +47,9 @@ def _isolate(run_batch: RunBatch, requests: list[Any], error: Exception) -> list
             part = slice(*half)
             try:
                 outcomes[part] = outcomes_of(run_batch(requests[part]), half[1] - half[0])
-            except Exception as narrower:
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as narrower:
                 outcomes[part] = [narrower] * (half[1] - half[0])
                 failing.insert(0, half)
     return outcomes

@@ -17,7 +17,7 @@ log = logging.getLogger("gpuworker")
 _BYTES, _ARRAY, _ERROR, _SPILLED = lib.GW_KIND_BYTES, lib.GW_KIND_ARRAY, lib.GW_KIND_ERROR, lib.GW_KIND_SPILLED
 _BYTES_END, _ARRAY_START, _ARRAY_END = describe(_BYTES + 1, 0, 0), describe(_ARRAY, 0, 0), describe(_ARRAY + 1, 0, 0)
 _MALFORMED = (1 << 64) - 1
-_answer = lib.gw_answer
+_respond = lib.gw_respond
 
 
 class Exchange:
@@ -73,36 +73,37 @@ class Exchange:
             raise SegmentError(f"malformed payload: kind {kind}")
         return decode(kind, request >> META_SHIFT & META_MASK, total, area, False, self._options.allow_pickle)
 
-    def answer(self, tickets: list[int], outcomes: list[Any]) -> None:
-        """Publishes one outcome per ticket, each as soon as it is written: a result, or an exception instance."""
-        for ticket, outcome in zip(tickets, outcomes):  # noqa: B905
-            if outcome.__class__ is not bytes or _answer(self._port, ticket, _BYTES, b"", 0, outcome, len(outcome)) < 0:
-                self._answer(ticket, outcome)
+    def respond(self, tickets: list[int], outcomes: list[Any]) -> None:
+        """Writes one response per ticket: a result, or an exception instance. Nothing is published before gw_finish, so that outcomes may be views of
+        any request of the batch."""
+        for ticket, outcome in zip(tickets, outcomes, strict=True):
+            if type(outcome) is not bytes or _respond(self._port, ticket, _BYTES, b"", 0, outcome, len(outcome)) < 0:
+                self._respond(ticket, outcome)
         unreadable, self._unreadable = self._unreadable, []
         for ticket, error in unreadable:
-            self._answer(ticket, error)
-        if self._spilled:
-            for ticket in self._spilled:
-                self._clean_up(ticket)
-            self._spilled.clear()
+            self._respond(ticket, error)
 
-    def _answer(self, ticket: int, outcome: Any) -> None:
+    def _respond(self, ticket: int, outcome: Any) -> None:
         """An outcome that cannot cross becomes the error that says so."""
         try:
             if not isinstance(outcome, BaseException):
                 kind, meta, data, data_bytes = encode(outcome, self._options.allow_pickle)
-                if data.__class__ is Parts or _answer(self._port, ticket, kind, meta, len(meta), data, data_bytes) < 0:
-                    self._answer_in_pieces(ticket, kind, meta, data, data_bytes)
+                if isinstance(data, Parts) or _respond(self._port, ticket, kind, meta, len(meta), data, data_bytes) < 0:
+                    self._respond_in_pieces(ticket, kind, meta, data, data_bytes)
                 return
         except GpuWorkerError as error:
             outcome = error
-        except Exception as error:
+        except BaseException as error:  # a value's own code may raise anything; it is its caller's error, not the owner's end
             log.exception("a result could not be encoded")
             outcome = error
-        blob = encode_error(outcome, self._segment.response_bytes)
-        _answer(self._port, ticket, _ERROR, b"", 0, blob, len(blob))
+        try:
+            blob = encode_error(outcome, self._segment.response_bytes)
+        except BaseException:
+            blob = b""
+        if _respond(self._port, ticket, _ERROR, b"", 0, blob, len(blob)) < 0:
+            _respond(self._port, ticket, _ERROR, b"", 0, b"", 0)  # the client says that there was an error without words
 
-    def _answer_in_pieces(self, ticket: int, kind: int, meta: bytes, data: Data, data_bytes: int) -> None:
+    def _respond_in_pieces(self, ticket: int, kind: int, meta: bytes, data: Data, data_bytes: int) -> None:
         start = data_start(len(meta))
         total = start + data_bytes
         if total <= self._segment.response_bytes:
@@ -114,9 +115,12 @@ class Exchange:
             raise PayloadTooLarge(total, self._options.max_payload_bytes, "response")
         area[: len(meta)] = meta
         write_data(data, area[start:total])
-        lib.gw_answered(self._port, ticket, describe(kind, len(meta), total))
+        lib.gw_responded(self._port, ticket, describe(kind, len(meta), total))
 
-    def _clean_up(self, ticket: int) -> None:
-        spill.remove(self._segment, ticket, spill.REQUEST)
-        if lib.gw_phase(self._port, ticket) <= lib.GW_FREE:  # nobody is left to read the response
-            spill.remove(self._segment, ticket, spill.RESPONSE)
+    def clean_up(self) -> None:
+        """After gw_finish: removes the files that nobody will read any more."""
+        while self._spilled:
+            ticket = self._spilled.pop()
+            spill.remove(self._segment, ticket, spill.REQUEST)
+            if lib.gw_phase(self._port, ticket) <= lib.GW_FREE:  # nobody is left to read the response
+                spill.remove(self._segment, ticket, spill.RESPONSE)

@@ -37,7 +37,7 @@ class Keeper(threading.Thread):
             try:
                 self.tick()
                 if ticks % SWEEP_TICKS == 0:
-                    spill.sweep(self._segment)
+                    spill.sweep(self._segment, strangers=ticks == 0)
             except Exception:
                 log.exception("the keeper goes on after")
             ticks += 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import math
 from typing import Any
 
 from gpuworker._native import lib
@@ -62,8 +61,11 @@ class WorkerOptions:
             _require_int("client_quota", self.client_quota, 1, self.capacity)
         for option in ("max_wait_ms", "startup_timeout_s", "drain_timeout_s"):
             value = getattr(self, option)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-                raise ValueError(f"{option}={value!r}: give a number >= 0")
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1e9:
+                raise ValueError(f"{option}={value!r}: give a number from 0 to 1e9")
+        for option in ("isolate_errors", "allow_pickle"):
+            if not isinstance(getattr(self, option), bool):
+                raise ValueError(f"{option}={getattr(self, option)!r}: give True or False")
         if self.on_full == "fallback":
             raise ValueError("on_full='fallback' is a client's choice: gpuworker.connect(name, fallback=callable)")
         choice(ON_FULL, self.on_full, "on_full")

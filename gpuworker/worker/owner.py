@@ -91,8 +91,10 @@ class Owner:
             outcomes = [error] * len(requests)
             raise
         finally:
-            self._exchange.answer(tickets, outcomes)
+            self._exchange.respond(tickets, outcomes)
+            lib.gw_finish(self._port, self._taken, n)
+            self._exchange.clean_up()
 
-    def _log_failure(self, error: Exception, count: int) -> None:
+    def _log_failure(self, error: BaseException, count: int) -> None:
         ids = ", ".join(f"{ticket & SLOT_MASK}.{ticket >> SLOT_BITS}" for ticket in ffi.unpack(self._taken, 2 * count)[::2])
         log.error("%s failed on a batch of %d (slot.generation: %s)", self.handler.name, count, ids, exc_info=error)

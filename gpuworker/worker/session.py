@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import signal
+import threading
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -28,6 +29,8 @@ def serve(handler: Any, *, name: str, **options: Any) -> None:
     handler: a function `run_batch(requests: list) -> list`, a class with that method (and optionally `load()`, `warmup()`, `close()`), an instance, or
     "module:attr". Options: see gpuworker.worker.WorkerOptions. Raises WorkerAlreadyRunning, SegmentError, and whatever `load` raises.
     """
+    if threading.current_thread() is not threading.main_thread():
+        raise RuntimeError("serve() handles signals and so belongs in the main thread; in another one use gpuworker.Worker(handler, in_process=True)")
     checked = WorkerOptions.of(options)
     session = Session(handler, name, checked)
     handled = (signal.SIGTERM, signal.SIGINT)

@@ -38,10 +38,10 @@ static void refused_geometry(void) {
     EQUAL(gw_check(r.base, r.bytes - 1), -EILSEQ);
     EQUAL(gw_check(r.base, r.bytes + 4096), 0); /* a file may be rounded up */
     char other_base[1];
-    EQUAL(gw_format(other_base, 0, 1, 0, 0, 0), -EINVAL);
-    EQUAL(gw_format(other_base, GW_MAX_CAPACITY + 1, 1, 0, 0, 0), -EINVAL);
-    EQUAL(gw_format(other_base, 1, 0, 0, 0, 0), -EINVAL);
-    EQUAL(gw_format(other_base, 1, GW_MAX_PARTICIPANTS + 1, 0, 0, 0), -EINVAL);
+    EQUAL(gw_format(other_base, 0, 1, 0, 0, 0, 1), -EINVAL);
+    EQUAL(gw_format(other_base, GW_MAX_CAPACITY + 1, 1, 0, 0, 0, 1), -EINVAL);
+    EQUAL(gw_format(other_base, 1, 0, 0, 0, 0, 1), -EINVAL);
+    EQUAL(gw_format(other_base, 1, GW_MAX_PARTICIPANTS + 1, 0, 0, 0, 1), -EINVAL);
 }
 
 /* Whatever the first lines say: what passes the check lies inside the file. */

@@ -23,6 +23,14 @@ static inline void port_close(gw_port *port) {
     free(port);
 }
 
+/* One request answered at once. */
+static inline int rig_finish(gw_port *port, int64_t ticket, int result) {
+    uint64_t taken[2] = {(uint64_t)ticket, 0};
+    return result ? result : gw_finish(port, taken, 1);
+}
+#define gw_answer(port, ticket, ...) rig_finish(port, ticket, gw_respond(port, ticket, __VA_ARGS__))
+#define gw_answered(port, ticket, response) rig_finish(port, ticket, gw_responded(port, ticket, response))
+
 #define SECOND_NS 1000000000ull
 
 /* What the owner's process knew is lost; what it wrote into the segment stays. */
@@ -39,7 +47,7 @@ static inline rig rig_open(uint32_t capacity, uint32_t max_participants, uint64_
     EQUAL(ftruncate(r.fd, (off_t)r.bytes), 0);
     r.base = mmap(NULL, r.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, r.fd, 0);
     CHECK(r.base != MAP_FAILED);
-    EQUAL(gw_format(r.base, capacity, max_participants, area_bytes, area_bytes, 1 << 20), 0);
+    EQUAL(gw_format(r.base, capacity, max_participants, area_bytes, area_bytes, 1 << 20, 1), 0);
     EQUAL(gw_check(r.base, r.bytes), 0);
     rig_new_owner(&r);
     gw_set_policy(r.owner, GW_REJECT, GW_ADAPTIVE, capacity, capacity, 0, capacity);
