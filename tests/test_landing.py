@@ -1,6 +1,8 @@
 """Buffers of received arrays are used again only when nobody can tell."""
 
 import gc
+import sys
+import threading
 
 import numpy as np
 
@@ -70,3 +72,28 @@ def test_another_layout_gets_memory_of_its_own():
     assert land(landings, small, 1).shape == (16,)
     assert land(landings, large, 2).shape == (64,)
     assert land(landings, small, 3).shape == (16,)
+
+
+def test_threads_never_share_a_landing():
+    landings, layout = Landings(), layout_of(np.zeros(256, "i4"))
+    wrong = []
+
+    def use(number):
+        held = []
+        for i in range(3000):
+            array = land(landings, layout, number * 10_000 + i)
+            held.append((number * 10_000 + i, array))
+            wrong.extend((value, array) for value, array in held if not (array == value).all())
+            del held[: max(len(held) - 2, 0)], array
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=use, args=(n,)) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert wrong == []

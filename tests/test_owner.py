@@ -2,6 +2,7 @@
 
 import logging
 import math
+import threading
 
 import numpy as np
 import pytest
@@ -248,3 +249,83 @@ def test_a_handler_that_leaves_ends_its_owner_with_its_callers_told(name):
     with pytest.raises(gpuworker.RemoteError, match="SystemExit"):
         worker.connect().submit("x")
     worker.stop()
+
+
+@pytest.mark.parametrize("shuffle", [lambda rs: rs[::-1], lambda rs: [rs[0]] * len(rs)])
+def test_results_that_are_other_requests_arrays_arrive_whole(in_process, shuffle):
+    """A response may be a view of another request's slot: that slot is not given back, and so not filled again, before all responses are written."""
+    worker = in_process(shuffle, max_batch_size=8, capacity=16)
+
+    def check(number):
+        client = worker.connect()
+        for i in range(300):
+            answer = client.submit(np.full(2048, number * 1000 + i, "i4"))
+            assert (answer == answer[0]).all()
+
+    threads = [threading.Thread(target=check, args=(n,)) for n in range(6)]
+    failures = []
+    threading.excepthook, before = (lambda args: failures.append(args.exc_value)), threading.excepthook
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        threading.excepthook = before
+    assert failures == []
+
+
+def consume(requests):
+    return [requests.pop(0) * 2 for _ in range(len(requests))]
+
+
+def pad(requests):
+    requests.extend([0] * (8 - len(requests)))
+    return [r * 2 for r in requests][:4]
+
+
+def clear(requests):
+    results = [r * 2 for r in requests]
+    requests.clear()
+    return results
+
+
+@pytest.mark.parametrize("handler", [consume, pad, clear])
+def test_a_handler_may_do_what_it_likes_with_its_list(in_process, handler):
+    results, worker = batch_of(in_process, handler, range(4))
+    assert results == [0, 2, 4, 6]
+    assert worker.stats().slots_in_use == 0
+
+
+class Nasty(Exception):
+    def __str__(self):
+        raise KeyboardInterrupt
+
+
+class Pretender:
+    __class__ = bytes  # what a mock or a proxy does
+
+
+ODD = {
+    "str raises": lambda: Nasty("x"),
+    "class lies": Pretender,
+    "arguments that do not cross": lambda: ValueError(memoryview(b"x")),
+    "too long for its slot": lambda: Exception("\N{SNOWMAN}" * 3000),
+    "a raised GeneratorExit": GeneratorExit,
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_odd_outcomes_are_their_callers_errors_and_not_the_owners_end(in_process, odd):
+    def run_batch(requests):
+        outcomes = [ODD[odd]() if r == "odd" else r for r in requests]
+        if isinstance(outcomes[0], GeneratorExit):
+            raise outcomes[0]
+        return outcomes
+
+    worker = in_process(run_batch, max_response_bytes=512)
+    client = worker.connect()
+    with pytest.raises(Exception):  # noqa: B017, PT011 (any: what matters is that it comes, and what follows)
+        client.submit("odd", timeout=30)
+    assert client.submit("even") == "even"
+    assert worker.stats().slots_in_use == 0

@@ -180,6 +180,9 @@ def test_the_lock_says_what_the_pid_cannot(owned):
         ({"wake": "never"}, "wake"),
         ({"client_quota": 0}, "client_quota"),
         ({"max_request_bytes": 1}, "max_request_bytes"),
+        ({"allow_pickle": "no"}, "allow_pickle"),
+        ({"isolate_errors": 1}, "isolate_errors"),
+        ({"drain_timeout_s": 1e300}, "drain_timeout_s"),
     ],
 )
 def test_options_out_of_range(options, message):

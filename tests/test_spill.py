@@ -1,5 +1,6 @@
 """Payloads that do not fit a slot."""
 
+import contextlib
 import os
 
 import numpy as np
@@ -91,3 +92,34 @@ def test_a_spill_that_finds_no_memory_is_that_requests_error(small, gate):
     assert worker.stats().slots_in_use == 0
     assert client.submit("small") == "small"
     eventually(lambda: spills(worker) == [])  # a request's file goes just after its answer
+
+
+def test_an_answer_that_is_read_after_a_restart_is_never_somebody_elses(name):
+    """Slots and generations begin again in a new segment; spill files do not."""
+    options = {"name": name, "in_process": True, "max_request_bytes": 64, "max_response_bytes": 512}
+    with gpuworker.Worker(lambda requests: requests, **options) as worker:
+        early, late = worker.connect(), worker.connect()
+        pending = early.enqueue(b"1" * 10_000)
+        eventually(pending.done)
+    with gpuworker.Worker(lambda requests: requests, **options):
+        other = late.enqueue(b"2" * 10_000)
+        eventually(other.done)
+        with contextlib.suppress(gpuworker.GpuWorkerError):  # gone with the old segment: an error, but not another's answer
+            assert pending.result() == b"1" * 10_000
+        assert other.result() == b"2" * 10_000
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's file")
+def test_another_users_files_beside_the_segment_stop_nothing(small, gate):
+    worker = small(gate.run_batch)
+    foreign = [f"/dev/shm/gpuworker-{worker.name}.{end}" for end in ("spill-1-0-1-q", "spill-zz", "new-999999", "spill-1-0-1-r")]
+    for path in foreign:
+        os.mkdir(path)  # cannot be unlinked, as another user's file in a sticky folder cannot
+    try:
+        client = worker.connect()
+        assert client.submit(bytes(100_000)) == bytes(100_000)
+        worker.stop()
+        assert os.path.exists(foreign[0])
+    finally:
+        for path in foreign:
+            os.rmdir(path)

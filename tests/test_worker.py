@@ -260,3 +260,20 @@ def test_serve_makes_this_process_the_owner(name):
     finally:
         process.terminate()
     assert process.wait(30) == 0
+
+
+def test_a_client_whose_worker_was_taken_over_meets_a_full_ring_like_any_other(name):
+    from tests.conftest import Gate
+
+    worker = gpuworker.Worker(handlers.kill_owner, name=name, capacity=4).start()
+    client = worker.connect()
+    with pytest.raises(gpuworker.WorkerDied):
+        client.submit("deadly")
+    gate = Gate(is_open=False)
+    with gpuworker.Worker(gate.run_batch, name=name, capacity=4, in_process=True):
+        pending = [client.enqueue(i) for i in range(4)]
+        with pytest.raises(gpuworker.QueueFull):
+            client.submit("too many", timeout=5)
+        gate.open()
+        assert [one.result() for one in pending] == [0, 1, 2, 3]
+    worker.stop()

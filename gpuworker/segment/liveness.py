@@ -7,7 +7,6 @@ is not misled by a program that closes all its descriptors, nor by a forked chil
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 from typing import NamedTuple
@@ -95,8 +94,10 @@ class Watch:
         self._pidfd = -1
 
     def __del__(self) -> None:
-        with contextlib.suppress(Exception):  # at the interpreter's end half of what this needs is gone, and so will be the descriptor
+        try:  # noqa: SIM105 (at the interpreter's end even contextlib may be gone; the descriptor goes with the process)
             self.close()
+        except Exception:
+            pass
 
 
 def _is_pidfd_of(fd: int, pid: int) -> bool:
