@@ -72,7 +72,7 @@ class Client:
         self._on_full, self._fallback, self._wake = on_full, fallback, wake
         self._link: Link | None = None
         self._lock = threading.Lock()
-        self._reserved: dict[int, Reservation] = {}
+        self._reserved: dict[int, weakref.ref[Reservation]] = {}  # by id of the array
         self._closed = False
         _clients.add(self)
 
@@ -86,8 +86,8 @@ class Client:
         link = self._link
         if link is None or link.lost:
             link = self._live_link(deadline_ns)
-        if self._reserved and id(request) in self._reserved:
-            return self._reserved[id(request)].enqueue(deadline_ns).result()
+        if self._reserved and (reservation := self._reservation_of(request)):
+            return reservation.enqueue(deadline_ns).result()
         try:
             ticket = link.send(request, deadline_ns)
             if ticket >= 0:
@@ -103,8 +103,8 @@ class Client:
         A Pending that is dropped without `result()` withdraws its request.
         """
         deadline_ns = 0 if timeout is None else deadline(timeout)
-        if self._reserved and id(request) in self._reserved:
-            return self._reserved[id(request)].enqueue(deadline_ns)
+        if self._reserved and (reservation := self._reservation_of(request)):
+            return reservation.enqueue(deadline_ns)
         pending = self._send(request, deadline_ns)
         return self._overflow(pending, request, deadline_ns) if isinstance(pending, int) else pending
 
@@ -174,6 +174,10 @@ class Client:
         return f"<gpuworker.Client of {self.name!r}, {'closed' if self._closed else 'connected' if self._link else 'not connected yet'}>"
 
     # Getting a link, and what to do when there is no slot.
+
+    def _reservation_of(self, request: Any) -> Reservation | None:
+        found = self._reserved.get(id(request))
+        return found() if found is not None else None
 
     def _live_link(self, deadline_ns: int) -> Link:
         link = self._link

@@ -194,9 +194,11 @@ class Link:
 
 
 class Draft:
-    """A slot that is ours and still empty: fill `area`, then `publish`; a `with` block that ends without it gives the slot back."""
+    """A slot that is ours and still empty: fill `area`, then `publish`. It is given back by a `with` block that ends without that, and when the draft
+    is dropped before somebody said `keep`."""
 
     def __init__(self, link: Link, ticket: int, total_bytes: int) -> None:
+        self._kept = False
         self.link, self.ticket, self.total_bytes = link, ticket, total_bytes
         self.spilled = total_bytes > link.segment.request_bytes
         self._published = False
@@ -220,3 +222,12 @@ class Draft:
     def __exit__(self, *_: object) -> None:
         if not self._published:
             self.link.withdraw(self.ticket)
+        self._kept = True
+
+    def keep(self) -> None:
+        """Its ticket is in good hands."""
+        self._kept = True
+
+    def __del__(self) -> None:
+        if not self._kept:
+            self.link.abandon(self.ticket)

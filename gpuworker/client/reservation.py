@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,11 +23,11 @@ class Reservation:
     """A claimed slot seen as an array; made by `Client.reserve`."""
 
     def __init__(self, client: Client, shape: int | tuple[int, ...], dtype: DTypeLike, deadline_ns: int) -> None:
+        self._array: NDArray[Any] | None = None
         self._client, self._deadline_ns = client, deadline_ns
         self._shape, self._dtype = shape, np.dtype(dtype)
         self._meta, self._start, self._total = array_layout(shape, self._dtype)
         self._draft: Draft | None = None
-        self._array: NDArray[Any] | None = None
 
     def __enter__(self) -> NDArray[Any]:
         client = self._client
@@ -40,7 +41,7 @@ class Reservation:
             self._draft = draft
             array: NDArray[Any] = np.ndarray(self._shape, self._dtype, draft.area, self._start)
             self._array = array
-            client._reserved[id(array)] = self
+            client._reserved[id(array)] = weakref.ref(self)
         except BaseException:
             (client._link or link).undo()
             raise
@@ -54,17 +55,20 @@ class Reservation:
             raise RuntimeError("this reserved array was sent already; reserve another one")
         array.flags.writeable = False  # it is the owner's now
         problem = draft.publish(lib.GW_KIND_ARRAY, len(self._meta), deadline_ns)
-        pending = Pending(draft.link, draft.ticket, deadline_ns)  # from here on the slot is its; until here, __exit__ withdraws
+        pending = Pending(draft.link, draft.ticket, deadline_ns)
+        draft.keep()  # from here on the slot is the Pending's; until here it was the draft's
         self._draft = None
         if problem < 0:
             raise SegmentError(remedies.explain(problem, "the array was reserved before a fork"))
         return pending
 
     def __exit__(self, *_: object) -> None:
+        self._draft = None  # dropped: if it was not sent, its slot goes back
         if self._array is not None:
-            self._client._reserved.pop(id(self._array), None)
             self._array.flags.writeable = False
+            self._client._reserved.pop(id(self._array), None)
             self._array = None
-        if self._draft is not None:
-            self._draft.link.withdraw(self._draft.ticket)
-            self._draft = None
+
+    def __del__(self) -> None:
+        if self._array is not None:  # the block was left by an interrupt between its lines
+            self._client._reserved.pop(id(self._array), None)
