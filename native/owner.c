@@ -134,7 +134,7 @@ static void expire(gw_port *port, gw_slot *slot, int64_t ticket) {
     if (finish(port, slot, ticket) == 1) GW_COUNT(&port->header->stats.expired, -1ull); /* its frontend was faster, and counts it */
 }
 
-/* Takes up to `count` requests from the front of the backlog and begins a batch of them, to be answered one by one. For each its ticket and its request as described by the
+/* Takes up to `count` requests from the front of the backlog and begins a batch of them. For each its ticket and its request as described by the
  * frontend, copied once and checked against the area: UINT64_MAX when it claims more than there is. Cancelled ones are skipped, expired ones answered. */
 int gw_take(gw_port *port, int count, uint32_t reason, uint64_t *taken) {
     uint64_t now = gw_now();

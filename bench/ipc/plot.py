@@ -51,6 +51,8 @@ def _bars(axis: Any, figures: list[Any], title: str, log: bool = False) -> None:
     axis.barh([kind.title for kind, _ in figures], [value for _, value in figures], color=[_colour(kind) for kind, _ in figures], height=0.72)
     if log:
         axis.set_xscale("log")
+    else:
+        axis.locator_params(axis="x", nbins=4)
     axis.margins(x=0.22)
     for row, (_, value) in enumerate(figures):
         axis.text(1.0, row, number(value), transform=axis.get_yaxis_transform(), ha="right", va="center", fontsize=9)
