@@ -2,7 +2,6 @@
 
 import gc
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -325,4 +324,3 @@ def test_every_stage_of_a_requests_life_is_measured(in_process, gate):
     assert stats.state == "serving"
     assert stats.owner_alive
     assert stats.late_wakes == 0
-    time.sleep(0)

@@ -12,8 +12,8 @@ from gpuworker.worker.batch import outcomes_of, run
 from tests.conftest import Gate
 
 
-def all_results(client, requests):
-    pending = [client.enqueue(request) for request in requests]
+def results_of(pending):
+    """Each one's result, or the exception it raised."""
     results = []
     for one in pending:
         try:
@@ -41,13 +41,7 @@ def batch_of(in_process, handler, requests, **options):
     pending = [client.enqueue(request) for request in requests]
     gate.open()
     held.result()
-    results = []
-    for one in pending:
-        try:
-            results.append(one.result())
-        except Exception as error:
-            results.append(error)
-    return results, worker
+    return results_of(pending), worker
 
 
 def test_one_poison_item_fails_alone(in_process):
