@@ -125,7 +125,7 @@ typedef struct {
     uint64_t dispatch_ns, done_ns;
     uint64_t response;
     uint64_t reserved1[4];
-    /* Third line: permits say "look at the word". Posted by the owner, waited on by the claimer, re-initialised by the reaper. */
+    /* Third line: permits say "look at the word". Posted by the owner, waited on by the claimer; never re-initialised, see gw_reap. */
     _Alignas(GW_LINE) sem_t semaphore;
 } gw_slot;
 

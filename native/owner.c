@@ -284,7 +284,8 @@ int gw_reap(gw_port *port, uint32_t participant) {
         for (;;) {
             uint32_t phase = gw_phase_of(word);
             if (phase == GW_FREE || phase == GW_ABANDONED || gw_participant_of(word) != participant) break; /* finish frees ABANDONED */
-            sem_init(&slot->semaphore, 1, 0); /* a waiter killed inside sem_wait leaves its count: every later post would be a system call */
+            /* No sem_init, though a waiter killed inside sem_wait leaves its count there (each later post is a system call): somebody whose request in
+               an earlier life of this slot was cancelled may not have woken up yet, and under its feet it would lose later wake-ups of the slot. */
             if (!GW_CAS(&slot->word, &word, phase == GW_RUNNING ? gw_with_phase(word, GW_ABANDONED) : gw_freed(word))) continue;
             n++;
             break;

@@ -90,9 +90,9 @@ void gw_set_state(gw_port *port, uint32_t state);
 /* Header and statistics (stats.c): snapshots out, single-writer updates in */
 typedef struct {
     gw_identity owner;
-    uint64_t epoch, heartbeat_ns, batch_started_ns, started_ns, run_mean_ns, max_payload_bytes, segment_bytes;
+    uint64_t epoch, heartbeat_ns, batch_started_ns, started_ns, max_payload_bytes, segment_bytes;
     uint64_t request_bytes, response_bytes, nonce;
-    uint32_t state, alive, capacity, max_participants, on_full, wake, quota_shared, quota_alone, allow_pickle, max_batch_size, info_bytes, in_use;
+    uint32_t state, alive, capacity, max_participants, on_full, wake, quota_shared, quota_alone, allow_pickle, max_batch_size, in_use;
 } gw_overview;
 typedef struct { gw_identity identity; uint64_t word; uint32_t joined, held; } gw_participant_view;
 void gw_read_header(const gw_port *port, gw_overview *out);

@@ -22,11 +22,11 @@ void gw_read_header(const gw_port *port, gw_overview *out) {
     for (uint32_t i = 0; i < port->capacity; i++) in_use += gw_phase_of(READ(&port->slots[i].word)) != GW_FREE;
     *out = (gw_overview){
         .owner = owner, .epoch = epoch, .heartbeat_ns = READ(&h->heartbeat_ns), .batch_started_ns = READ(&h->batch_started_ns),
-        .started_ns = READ(&h->started_ns), .run_mean_ns = READ(&h->run_mean_ns),
+        .started_ns = READ(&h->started_ns), 
         .max_payload_bytes = port->max_payload_bytes, .segment_bytes = h->segment_bytes, .nonce = h->nonce, .request_bytes = port->request_bytes,
         .response_bytes = port->response_bytes, .state = GW_LOAD(&h->state), .alive = READ(&h->alive), .capacity = port->capacity,
         .max_participants = port->max_participants, .on_full = h->on_full, .wake = h->wake, .quota_shared = h->quota_shared,
-        .quota_alone = h->quota_alone, .allow_pickle = h->allow_pickle, .max_batch_size = h->max_batch_size, .info_bytes = h->info_bytes, .in_use = in_use};
+        .quota_alone = h->quota_alone, .allow_pickle = h->allow_pickle, .max_batch_size = h->max_batch_size, .in_use = in_use};
 }
 
 int gw_read_info(const gw_port *port, char *out, uint32_t bytes) {

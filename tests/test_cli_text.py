@@ -262,8 +262,8 @@ def test_torch_that_hangs_or_is_not_there(monkeypatch):
 def test_leftovers():
     files = {
         "gpuworker-live": 9, "gpuworker-live.spill-0-1-q": 9, "gpuworker-dead": 32 << 20, "gpuworker-dead.spill-3-7-r": 1 << 20,
-        "gpuworker-dead2": 4096, "gpuworker-gone.spill-1-1-q": 4096, "gpuworker-gone.spill-2-1-q": 4096, "gpuworker-live.new-99": 4096,
-        "gpuworker-live.new-42": 4096,
+        "gpuworker-dead2": 4096, "gpuworker-gone.spill-1-1-q": 4096, "gpuworker-gone.spill-2-1-q": 4096, "gpuworker-live.new-99-0a1b2c3d": 4096,
+        "gpuworker-live.new-42-0a1b2c3d": 4096,
     }  # fmt: skip
     assert leftovers.pids_of(files) == {"99", "42"}
     found = leftovers.judge(files, ["live"], ["dead", "dead2"], {"42"})

@@ -7,7 +7,7 @@ import pytest
 import gpuworker
 from gpuworker._native import lib
 from gpuworker.segment import Geometry, Segment, State
-from gpuworker.segment.names import shm_name, shm_path, worker_names
+from gpuworker.segment.names import BESIDE, shm_name, shm_path, temporary_name, worker_names
 from gpuworker.segment.segment import identify
 from gpuworker.worker.options import WorkerOptions
 
@@ -60,6 +60,12 @@ def test_a_dead_owners_segment_is_taken_over_as_it_is(name, owned):
     assert lib.gw_phase(again.port, ticket) == lib.GW_READY
     again.unlink()
     again.close()
+
+
+def test_half_made_segments_are_told_by_the_names_they_are_given(name):
+    match = BESIDE.fullmatch(temporary_name(name)[1:])
+    assert match
+    assert match.groups() == (name, str(os.getpid()))
 
 
 def test_another_geometry_supersedes_a_dead_owners_segment(name, owned):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from collections.abc import Collection, Iterable
 
 from gpuworker.cli.doctor import Check
@@ -12,8 +11,6 @@ from gpuworker.cli.target import attach
 from gpuworker.cli.text import count, size
 from gpuworker.errors import GpuWorkerError
 from gpuworker.segment import names, worker_names
-
-_BESIDE = re.compile(rf"{names.PREFIX}([A-Za-z0-9_-]+)\.(?:spill-.*|new-(\d+))")
 
 
 def leftovers() -> list[Check]:
@@ -43,7 +40,7 @@ def sizes_of(files: Iterable[str]) -> dict[str, int]:
 
 def pids_of(files: Iterable[str]) -> set[str]:
     """The processes that half-made segments are named after."""
-    return {match[2] for match in map(_BESIDE.fullmatch, files) if match and match[2]}
+    return {match[2] for match in map(names.BESIDE.fullmatch, files) if match and match[2]}
 
 
 def judge(sizes: dict[str, int], alive: Collection[str], dead: Collection[str], living_pids: Collection[str]) -> list[Check]:
@@ -55,7 +52,7 @@ def judge(sizes: dict[str, int], alive: Collection[str], dead: Collection[str], 
         found.append(Check("leftovers", "WARN", f"{count(len(dead), 'dead worker')}: {what}", advice))
     orphans: dict[str, list[int]] = {}
     for file, n in sizes.items():
-        match = _BESIDE.fullmatch(file)
+        match = names.BESIDE.fullmatch(file)
         if match and match[2] not in living_pids and (match[2] or match[1] not in (*alive, *dead)):
             orphans.setdefault(match[1], []).append(n)
     for name, parts in orphans.items():

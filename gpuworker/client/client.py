@@ -19,7 +19,7 @@ from gpuworker.client import remedies
 from gpuworker.client.link import SLICE_NS, Link
 from gpuworker.client.pending import Pending, deadline
 from gpuworker.client.reservation import Reservation
-from gpuworker.errors import DeadlineExceeded, GpuWorkerError, SegmentError, WorkerDied, WorkerDraining, WorkerNotFound
+from gpuworker.errors import DeadlineExceeded, GpuWorkerError, SegmentError, WorkerDraining, WorkerNotFound
 from gpuworker.segment import Segment, State
 from gpuworker.segment.names import shm_name
 from gpuworker.segment.segment import state_name
@@ -85,7 +85,7 @@ class Client:
         deadline_ns = 0 if timeout is None else deadline(timeout)
         link = self._link
         if link is None or link.lost:
-            link = self._live_link(deadline_ns)
+            link = self._connect(deadline_ns)
         if self._reserved and (reservation := self._reservation_of(request)):
             return reservation.enqueue(deadline_ns).result()
         try:
@@ -263,8 +263,7 @@ class Client:
                 until_ns = now + SLICE_NS
                 ticket = lib.gw_claim_wait(link.port, min(until_ns, deadline_ns) if deadline_ns else until_ns)
                 if ticket == -errno.ETIMEDOUT and link.segment.owner_is_dead():
-                    link.lost = True
-                    raise WorkerDied(f"worker {self.name!r} (pid {link.segment.owner().pid}) died")
+                    raise link.died()
             if ticket >= 0:
                 return link, ticket
             problem = ticket

@@ -7,8 +7,6 @@ import os
 import time
 from typing import Any
 
-import numpy as np
-
 from gpuworker._native import lib
 from gpuworker.client import remedies
 from gpuworker.client.landing import KEPT_BYTES, Landing, Landings
@@ -19,7 +17,6 @@ from gpuworker.segment.wire import KIND_SHIFT, META_MASK, META_SHIFT, SLOT_MASK,
 
 SLICE_NS = 50_000_000  # how long a wait trusts the owner before it asks the kernel whether the owner lives
 _BYTES, _ARRAY, _ERROR, _SPILLED = lib.GW_KIND_BYTES, lib.GW_KIND_ARRAY, lib.GW_KIND_ERROR, lib.GW_KIND_SPILLED
-_UINT8 = np.dtype(np.uint8)
 _DELIVERED = lib.GW_DELIVERED
 _submit, _wait, _wait_for, _release = lib.gw_submit, lib.gw_wait, lib.gw_wait_for, lib.gw_release
 _BEFORE_FORK = "this request belongs to another process (it was made before a fork)"
@@ -156,8 +153,12 @@ class Link:
         if state >= State.STOPPED and not self.is_answered(ticket):
             raise WorkerDraining(f"worker {self.segment.name!r} has stopped")
         if self.segment.owner_is_dead() and not self.is_answered(ticket):
-            self.lost = True
-            raise WorkerDied(f"worker {self.segment.name!r} (pid {self.segment.owner().pid}) died before it answered")
+            raise self.died()
+
+    def died(self) -> WorkerDied:
+        """The error for an owner that was found dead; the client looks for another before it sends more."""
+        self.lost = True
+        return WorkerDied(f"worker {self.segment.name!r} (pid {self.segment.owner().pid}) died before it answered")
 
     def is_answered(self, ticket: int) -> bool:
         """Whether `answer` would not wait."""

@@ -13,6 +13,8 @@ SHM_DIR = "/dev/shm"  # where glibc's shm_open, and so posix_ipc, keeps its obje
 PREFIX = "gpuworker-"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 _FILE = re.compile(rf"{PREFIX}([A-Za-z0-9][A-Za-z0-9_-]{{0,99}})")
+BESIDE = re.compile(rf"{PREFIX}([A-Za-z0-9][A-Za-z0-9_-]{{0,99}})\.(?:spill-.*|new-(\d+)-[0-9a-f]+)")
+"""A file beside a segment: the worker's name, and for a half-made segment the pid of its maker."""
 _SPILL = re.compile(r"\.spill-([0-9a-f]+)-(\d+)-(\d+)-[qr]")
 
 
@@ -50,6 +52,11 @@ def spill_files(name: str) -> list[tuple[str, int, int, int]]:
 def worker_names() -> list[str]:
     """Names of all segments on this machine, dead or alive, of any user."""
     return sorted(match[1] for match in map(_FILE.fullmatch, _listing()) if match)
+
+
+def temporary_name(name: str) -> str:
+    """A new POSIX name for a segment that this process is making."""
+    return f"{shm_name(name)}.new-{os.getpid()}-{os.urandom(4).hex()}"
 
 
 def leftover_temporaries(name: str) -> list[str]:

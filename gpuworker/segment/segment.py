@@ -76,17 +76,14 @@ class Segment:
             size = os.fstat(fd).st_size
             self._map = mmap.mmap(fd, size, prot=mmap.PROT_READ if read_only else mmap.PROT_READ | mmap.PROT_WRITE) if size else None
             base = ffi.from_buffer(self._map) if self._map is not None else ffi.NULL
-            problem = lib.gw_check(base, size) if size else -errno.EBADMSG
+            port = ffi.new("gw_port *")
+            problem = (lib.gw_check(base, size) or lib.gw_open(port, base, size)) if size else -errno.EBADMSG
             if problem:
                 raise SegmentError(f"the segment of worker {name!r} cannot be used: {_NOT_OURS.get(problem, os.strerror(-problem))}")
         except BaseException:
             self.close()
             raise
-        self._base = base
-        self.port = ffi.new("gw_port *")
-        if lib.gw_open(self.port, base, size):
-            self.close()
-            raise SegmentError(f"the segment of worker {name!r} cannot be used: {_NOT_OURS[-errno.EILSEQ]}")
+        self._base, self.port = base, port
         self.capacity: int = self.port.capacity
         self.nonce: int = self.overview().nonce
         self.request_bytes: int = self.port.request_bytes
@@ -173,7 +170,7 @@ class Segment:
     def _create(cls, name: str, geometry: Geometry, old: Segment | None) -> Segment | None:
         posix_name = names.shm_name(name)
         cls._remove_leftovers(name)
-        temporary = f"{posix_name}.new-{os.getpid()}-{os.urandom(4).hex()}"
+        temporary = names.temporary_name(name)
         fd = posix_ipc.SharedMemory(temporary, posix_ipc.O_CREX, mode=0o600).fd
         try:
             os.fchmod(fd, 0o600)  # whatever the umask

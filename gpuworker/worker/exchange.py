@@ -21,7 +21,7 @@ _respond = lib.gw_respond
 
 
 class Exchange:
-    """Reads what gw_take took and publishes what `run_batch` made of it."""
+    """Reads what gw_take took, and writes what `run_batch` made of it for gw_finish to publish."""
 
     def __init__(self, segment: Segment, options: WorkerOptions) -> None:
         self._segment, self._port, self._options = segment, segment.port, options
