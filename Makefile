@@ -5,14 +5,19 @@ BIN := $(VENV)/bin
 SOURCES := pyproject.toml setup.py constraints.txt $(wildcard native/*.c native/*.h native/*.py)
 PIP := $(BIN)/python -m pip install -q -q --disable-pip-version-check -c constraints.txt
 
-.PHONY: help install demo test check bench bench-ipc wheel sanitize clean
+SECONDS ?= 60
+
+.PHONY: help install demo test check bench bench-ipc wheel model killstep sanitize stress clean
 
 help:
 	@echo "make demo       real text embedded by one owner for gunicorn workers and forked processes, with checked answers"
 	@echo "make test       the test suite"
 	@echo "make check      ruff, mypy --strict, C warnings as errors"
 	@echo "make bench-ipc  round trips and throughput against the alternatives, in one run"
+	@echo "make model      the ring's protocol checked exhaustively, crashes anywhere (needs spin)"
+	@echo "make killstep   processes killed and paused after every machine instruction of the ring; SAMPLE=500 SEED=1 for some of them"
 	@echo "make sanitize   the native tests under ThreadSanitizer, AddressSanitizer and UBSan"
+	@echo "make stress     SECONDS=60 of load under which frontends and owners are killed, stopped and replaced; counts what went wrong"
 	@echo "make wheel      dist/*.whl;   make install, make clean"
 
 # One stamp per set of extras, in the same environment.
@@ -47,8 +52,18 @@ wheel: $(VENV)/.have-test
 	@rm -rf build
 	@ls dist
 
+model:
+	native/model/run
+
+killstep:
+	$(MAKE) -C native/tests killstep
+
 sanitize:
-	$(MAKE) -C native/tests tsan asan
+	$(MAKE) -C native/tests tsan mutant asan wrap
+	@if command -v clang >/dev/null; then $(MAKE) -C native/tests tsan mutant CC=clang BUILD=build/clang; else echo "clang is not installed: gcc's sanitizers only"; fi
+
+stress: $(VENV)/.have-test
+	$(BIN)/python -m tests.soak --seconds $(SECONDS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info gpuworker/_native.c gpuworker/*.so bench/results

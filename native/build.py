@@ -1,7 +1,7 @@
 """Builds gpuworker/_native.abi3.so from native/*.c (cffi, API mode: the C compiler checks every struct and signature below).
 
 GPUWORKER_SANITIZE=address in the environment instruments the extension, to run the Python tests under it (with libasan preloaded and
-PYTHONMALLOC=malloc). `make sanitize` builds the native tests by themselves.
+PYTHONMALLOC=malloc). `make sanitize` builds the native tests by themselves. GPUWORKER_FAILPOINTS=1 compiles the failpoints in (failpoints.h).
 """
 
 import os
@@ -13,17 +13,19 @@ HERE = pathlib.Path(__file__).parent.name  # setuptools wants paths relative to 
 FLAGS = ["-std=c11", "-O2", "-g", "-fvisibility=hidden", "-Wall", "-Wextra"]  # `make check` adds -Werror: a newer compiler should not stop a user
 SANITIZE = os.environ.get("GPUWORKER_SANITIZE", "")
 SANITIZE_FLAGS = [f"-fsanitize={SANITIZE}", "-fno-omit-frame-pointer"] if SANITIZE else []
+FAILPOINTS = os.environ.get("GPUWORKER_FAILPOINTS", "") == "1"
 
 # The parts of layout.h and ring.h that Python uses. `...` leaves offsets and sizes to the compiler.
 CDEF = """
 enum { GW_FREE, GW_READY, GW_RUNNING, ... };
 enum { GW_REJECTED, GW_CANCELLED, GW_EXPIRED, GW_FELL_BACK };
-enum { GW_STARTING, GW_SERVING, GW_DRAINING, GW_STOPPED, GW_SUPERSEDED, ... };
+enum { GW_STARTING, GW_SERVING, GW_RESTARTING, GW_DRAINING, GW_STOPPED, GW_SUPERSEDED, GW_FAILED };
 enum { GW_VACANT, GW_ALIVE, GW_LEFT, ... };
 enum { GW_REJECT, GW_BLOCK, GW_FALLBACK, ... };
 enum { GW_PARK, GW_ADAPTIVE, GW_BUSY, ... };
 enum { GW_KIND_BYTES, GW_KIND_STR, GW_KIND_ARRAY, GW_KIND_TREE, GW_KIND_PICKLE, GW_KIND_ERROR, GW_KIND_EXPIRED, GW_KIND_DRAINING,
-       GW_KIND_DIED, GW_KIND_SPILLED, ... };
+       GW_KIND_DIED, GW_KIND_STUCK, GW_KIND_FAILED, GW_KIND_SPILLED, ... };
+enum { GW_RESTARTED, GW_RELOADED, GW_RELOAD_FAILED };
 #define GW_LINE ...
 #define GW_MAX_CAPACITY ...
 #define GW_MAX_PARTICIPANTS ...
@@ -33,14 +35,20 @@ enum { GW_KIND_BYTES, GW_KIND_STR, GW_KIND_ARRAY, GW_KIND_TREE, GW_KIND_PICKLE, 
 #define GW_SLOT_BITS ...
 static const int64_t GW_DELIVERED;
 #define GW_INFO_BYTES ...
+#define GW_NOTE_BYTES ...
+#define GW_OWNER_LOCK ...
+#define GW_SUPERVISOR_LOCK ...
 
 typedef struct { int64_t pid; uint64_t start_ticks; uint64_t pid_namespace; } gw_identity;
 typedef struct { uint64_t ticket, enqueue_ns, deadline_ns; } gw_item;
 typedef struct {
     gw_identity owner;
     uint64_t epoch, heartbeat_ns, batch_started_ns, started_ns, max_payload_bytes, segment_bytes;
-    uint64_t request_bytes, response_bytes, nonce;
+    gw_identity supervisor;
+    uint64_t supervisor_epoch, request_bytes, response_bytes, nonce;
     uint32_t state, alive, capacity, max_participants, on_full, wake, quota_shared, quota_alone, allow_pickle, max_batch_size, in_use;
+    uint64_t batches;
+    uint32_t restarts, reloads, failed_reloads;
 } gw_overview;
 typedef struct { gw_identity identity; uint64_t word; uint32_t joined, held; } gw_participant_view;
 typedef struct { ...; } gw_stats;
@@ -54,9 +62,11 @@ int gw_check(const void *base, uint64_t file_bytes);
 
 int gw_open(gw_port *port, void *base, uint64_t file_bytes);
 void gw_close(gw_port *port);
+int gw_is_forked(const gw_port *port);
 int gw_join(gw_port *port, int lock_fd, int64_t pid, uint64_t start_ticks, uint64_t pid_namespace);
 int gw_leave(gw_port *port);
 int gw_try_lock(int fd, uint32_t index);
+int gw_unlock(int fd, uint32_t index);
 int gw_is_locked(int fd, uint32_t index);
 void gw_keep_lock(gw_port *port, int fd);
 
@@ -82,9 +92,11 @@ int gw_respond(gw_port *port, int64_t ticket, uint32_t kind, const char *meta, u
 int gw_responded(gw_port *port, int64_t ticket, uint64_t response);
 int gw_finish(gw_port *port, const uint64_t *taken, int n);
 int gw_refuse(gw_port *port, int64_t ticket, uint32_t kind);
+int gw_refuse_all(gw_port *port, uint32_t kind);
 int gw_expire(gw_port *port, uint64_t now_ns);
 int gw_reap(gw_port *port, uint32_t participant);
-int gw_recover(gw_port *port, uint32_t max_attempts);
+int gw_free_strays(gw_port *port);
+int gw_recover(gw_port *port, uint32_t max_attempts, uint32_t kind);
 void gw_count_alive(gw_port *port);
 void gw_bell(gw_port *port);
 void gw_wake_all(gw_port *port);
@@ -92,10 +104,14 @@ void gw_set_state(gw_port *port, uint32_t state);
 
 void gw_read_header(const gw_port *port, gw_overview *out);
 int gw_read_info(const gw_port *port, char *out, uint32_t bytes);
+int gw_read_note(const gw_port *port, char *out, uint32_t bytes);
 uint32_t gw_next_participant(const gw_port *port, uint32_t participant);
 int gw_read_participant(const gw_port *port, uint32_t participant, gw_participant_view *out);
 int gw_read_stats(const gw_port *port, uint64_t *owner, int owner_words, uint64_t *clients, int client_words);
 void gw_set_owner(gw_port *port, int64_t pid, uint64_t start_ticks, uint64_t pid_namespace);
+void gw_set_supervisor(gw_port *port, int64_t pid, uint64_t start_ticks, uint64_t pid_namespace);
+void gw_count_event(gw_port *port, uint32_t event);
+void gw_set_note(gw_port *port, const char *note, uint32_t bytes);
 void gw_set_policy(gw_port *port, uint32_t on_full, uint32_t wake, uint32_t quota_shared, uint32_t quota_alone, uint32_t allow_pickle, uint32_t max_batch_size);
 int gw_set_info(gw_port *port, const char *info, uint32_t bytes);
 void gw_set_wake(gw_port *port, uint32_t wake);
@@ -105,16 +121,22 @@ uint64_t gw_retry_after_ns(const gw_port *port);
 int gw_watch_parent(int pidfd, uint64_t grace_ns);
 """
 
-SOURCES = ["segment.c", "port.c", "ring.c", "owner.c", "wake.c", "stats.c", "watch.c"]
+FAILPOINTS_CDEF = """
+enum { GW_POINT_OFF, GW_POINT_KILL, GW_POINT_STOP, GW_POINT_EXIT };
+int gw_failpoint_arm(const char *name, uint32_t action, int32_t nth);
+const char *gw_failpoint_name(uint32_t i);
+"""
+
+SOURCES = ["segment.c", "port.c", "ring.c", "owner.c", "semaphore.c", "wake.c", "stats.c", "watch.c"]
 
 ffi = FFI()
-ffi.cdef(CDEF)
+ffi.cdef(CDEF + FAILPOINTS_CDEF * FAILPOINTS)
 ffi.set_source(
     "gpuworker._native",
-    '#include "ring.h"\n',
-    sources=[f"{HERE}/{name}" for name in SOURCES],
-    depends=[f"{HERE}/layout.h", f"{HERE}/ring.h"],
+    '#include "ring.h"\n#include "failpoints.h"\n',
+    sources=[f"{HERE}/{name}" for name in SOURCES + ["failpoints.c"] * FAILPOINTS],
+    depends=[f"{HERE}/{name}" for name in ("layout.h", "ring.h", "failpoints.h")],
     include_dirs=[HERE],
-    extra_compile_args=FLAGS + SANITIZE_FLAGS,
+    extra_compile_args=FLAGS + SANITIZE_FLAGS + ["-DGW_FAILPOINTS"] * FAILPOINTS,
     extra_link_args=["-pthread", *SANITIZE_FLAGS],
 )

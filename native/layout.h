@@ -5,7 +5,7 @@
  * Every process maps the segment at its own address, so the segment holds indices and offsets, never pointers. A process reads the geometry
  * once, checks it against the file's size and keeps its own copy (gw_port): a later scribble over the header cannot move anybody's reads.
  *
- * A slot's 64-bit word is the only truth about it; ready bits, semaphore permits, doorbell and counters are hints that a scan rebuilds.
+ * A slot's 64-bit word is the only truth about it; ready bits, semaphores, doorbell and counters are hints that a scan rebuilds.
  *
  *     word = generation (48 bits) | participant (13) | phase (3)         generation += 1 at each claim; participant 0 = nobody
  *
@@ -20,23 +20,24 @@
  * Every move is one compare-and-swap of the whole word, so whoever was paused or mistaken gets ESTALE instead of breaking somebody's slot. */
 #ifndef GPUWORKER_LAYOUT_H
 #define GPUWORKER_LAYOUT_H
-#include <semaphore.h>
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #define GW_MAGIC 0x676b72777570676bull
-#define GW_VERSION 1u
+#define GW_VERSION 2u
 #define GW_LINE 64
 #define GW_MAX_CAPACITY 4096
 #define GW_MAX_PARTICIPANTS 1024 /* the word has 13 bits; the space bitmap below has this many */
 #define GW_BUCKETS 128
 #define GW_INFO_BYTES 8192
+#define GW_NOTE_BYTES 4096
 
 _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2 && ATOMIC_INT_LOCK_FREE == 2, "the ring needs lock-free 64-bit and 32-bit atomics");
 
 enum gw_phase { GW_FREE = 0, GW_CLAIMED, GW_READY, GW_RUNNING, GW_DONE, GW_ABANDONED };
-enum gw_state { GW_STARTING = 0, GW_SERVING, GW_DRAINING, GW_STOPPED, GW_SUPERSEDED };
+/* Up to GW_RESTARTING requests are taken; from GW_STOPPED on this segment answers nothing any more. */
+enum gw_state { GW_STARTING = 0, GW_SERVING, GW_RESTARTING, GW_DRAINING, GW_STOPPED, GW_SUPERSEDED, GW_FAILED };
 enum gw_joined { GW_VACANT = 0, GW_ALIVE, GW_LEFT };
 enum gw_on_full { GW_REJECT = 0, GW_BLOCK, GW_FALLBACK };
 enum gw_outcome { GW_REJECTED = 0, GW_CANCELLED, GW_EXPIRED, GW_FELL_BACK }; /* of a request, as its frontend counts it */
@@ -45,7 +46,7 @@ enum gw_wake { GW_PARK = 0, GW_ADAPTIVE, GW_BUSY };
 /* What a payload area holds; the codec is gpuworker/payload. Kinds from GW_KIND_ERROR up occur in responses only. */
 enum gw_kind {
     GW_KIND_BYTES = 0, GW_KIND_STR, GW_KIND_ARRAY, GW_KIND_TREE, GW_KIND_PICKLE,
-    GW_KIND_ERROR = 16, GW_KIND_EXPIRED, GW_KIND_DRAINING, GW_KIND_DIED,
+    GW_KIND_ERROR = 16, GW_KIND_EXPIRED, GW_KIND_DRAINING, GW_KIND_DIED, GW_KIND_STUCK, GW_KIND_FAILED,
     GW_KIND_SPILLED = 0x40 /* flag: the payload lies in a file of its own, named after slot and generation (segment/spill.py) */
 };
 
@@ -75,7 +76,7 @@ typedef struct {
 typedef struct {
     /* Written once by the creator, before `magic` is stored (release) and the file gets its public name. */
     _Alignas(GW_LINE) _Atomic uint64_t magic;
-    uint32_t version, libc_tag;
+    uint32_t version, pad1;
     uint32_t capacity, max_participants;
     uint64_t request_bytes, response_bytes; /* of one slot's areas, multiples of GW_LINE */
     uint64_t max_payload_bytes;             /* what may travel through a spill file */
@@ -86,7 +87,12 @@ typedef struct {
     uint32_t quota_shared, quota_alone; /* slots one participant may hold while others are joined, and while it is alone */
     uint32_t allow_pickle, max_batch_size, info_bytes, pad0;
     char info[GW_INFO_BYTES]; /* JSON for people and tools: name, handler, options */
-    /* Written by the owner. `epoch` grows with every owner of this segment, and is odd while `owner` is being written. */
+    /* Who keeps an owner running: written by whoever holds the supervisor's lock byte, an owner without a supervisor being its own. */
+    _Alignas(GW_LINE) gw_identity supervisor;
+    _Atomic uint64_t supervisor_epoch; /* as `epoch` below */
+    _Atomic uint32_t restarts, reloads, failed_reloads, note_bytes;
+    char note[GW_NOTE_BYTES]; /* why the last owner died, or why a reload failed; UTF-8 for people */
+    /* Written by the owner, and by the supervisor while there is none. `epoch` grows with every owner of this segment, and is odd while `owner` is being written. */
     _Alignas(GW_LINE) gw_identity owner;
     _Atomic uint64_t epoch;
     _Atomic uint32_t state, alive; /* alive: joined participants, a hint for the quota */
@@ -118,28 +124,21 @@ typedef struct {
     /* Atomic (relaxed), as the owner looks at these before it takes the slot, and by then it may be in its next life. */
     _Atomic uint64_t enqueue_ns, deadline_ns; /* CLOCK_MONOTONIC; deadline 0 = none */
     _Atomic uint64_t request;                 /* kind, meta and length in one: see gw_describe */
-    uint32_t attempts, pad0;          /* owners that died while this request was running: zeroed by the claimer, raised by gw_recover */
+    _Atomic uint32_t attempts;        /* owners that died while this request was running: zeroed by the claimer, raised by gw_recover */
+    uint32_t pad0;
     uint64_t reserved0[3];
     /* Second line: written by the owner only. */
     _Alignas(GW_LINE) uint64_t collect_ns;
     uint64_t dispatch_ns, done_ns;
     uint64_t response;
     uint64_t reserved1[4];
-    /* Third line: permits say "look at the word". Posted by the owner, waited on by the claimer; never re-initialised, see gw_reap. */
-    _Alignas(GW_LINE) sem_t semaphore;
+    /* Third line: a post says "look at the word". Posted by the owner, waited on by the claimer; never re-initialised. See semaphore.c. */
+    _Alignas(GW_LINE) _Atomic uint32_t semaphore;
 } gw_slot;
 
 _Static_assert(sizeof(gw_slot) == 3 * GW_LINE, "a slot header is three cache lines");
 _Static_assert(offsetof(gw_slot, collect_ns) == GW_LINE && offsetof(gw_slot, semaphore) == 2 * GW_LINE, "frontend and owner write different lines");
-_Static_assert(sizeof(sem_t) <= GW_LINE, "a process-shared semaphore must fit its line");
 _Static_assert(sizeof(gw_participant) % GW_LINE == 0 && sizeof(gw_header) % GW_LINE == 0, "tables start on a cache line");
-
-/* Both ends must agree on the layout of sem_t, which is private to each libc. */
-#if defined(__GLIBC__)
-#define GW_LIBC_TAG (0x100u + (uint32_t)sizeof(sem_t))
-#else
-#define GW_LIBC_TAG (0x200u + (uint32_t)sizeof(sem_t))
-#endif
 
 static inline uint64_t gw_word(uint64_t generation, uint32_t participant, uint32_t phase) {
     return generation << 16 | (uint64_t)participant << 3 | phase;

@@ -1,7 +1,7 @@
 /* A process's port to the segment: joining, leaving, and what must happen at fork.
  *
  * Proof of life. Each participant holds, for as long as it lives, an open-file-description lock on one byte of the segment's file: byte
- * GW_LOCK_BASE + index, past the end of the data (locks need no bytes there); index 0 is the owner's. The kernel arbitrates who gets an entry, and
+ * GW_LOCK_BASE + index, past the end of the data (locks need no bytes there); so do the owner and its supervisor. The kernel arbitrates who gets an entry, and
  * drops the lock only once no thread of the holder can run any more. Inside one pid namespace the reader of the entry prefers a pidfd (see
  * gpuworker/segment/liveness.py), so that neither closing all descriptors nor a child that kept one can mislead it.
  *
@@ -9,6 +9,7 @@
  * parent's. pthread_atfork covers every libc fork, whoever calls it, and costs the hot path one relaxed load. */
 #define _GNU_SOURCE
 #include "ring.h"
+#include "failpoints.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -68,6 +69,7 @@ int gw_open(gw_port *port, void *base, uint64_t file_bytes) {
  * Python collects a cycle it runs the finalizers of its objects in any order. */
 void gw_close(gw_port *port) {
     atomic_store_explicit(&port->forked, 1, memory_order_relaxed);
+    GW_POINT(close_begun);
     pthread_mutex_lock(&ports_mutex);
     for (gw_port **p = &ports; *p; p = &(*p)->next)
         if (*p == port) {
@@ -75,13 +77,18 @@ void gw_close(gw_port *port) {
             break;
         }
     pthread_mutex_unlock(&ports_mutex);
+    GW_POINT(close_unlisted);
     gw_drop_lock(port);
     free(port->backlog);
     free(port->in_backlog);
+    free((void *)port->running);
     port->backlog = NULL;
     port->in_backlog = NULL;
+    port->running = NULL;
     port->queued = 0;
 }
+
+int gw_is_forked(const gw_port *port) { return atomic_load_explicit(&port->forked, memory_order_relaxed) != 0; }
 
 /* Both under the mutex: a fork in between must not close a descriptor that has become somebody else's. */
 void gw_keep_lock(gw_port *port, int fd) {
@@ -110,6 +117,11 @@ int gw_try_lock(int fd, uint32_t index) {
     return result == -EACCES ? -EAGAIN : result;
 }
 
+int gw_unlock(int fd, uint32_t index) {
+    short type = F_UNLCK;
+    return lock_byte(fd, F_OFD_SETLK, index, &type);
+}
+
 int gw_is_locked(int fd, uint32_t index) {
     short type = F_WRLCK;
     int result = lock_byte(fd, F_OFD_GETLK, index, &type);
@@ -124,18 +136,21 @@ int gw_join(gw_port *port, int lock_fd, int64_t pid, uint64_t start_ticks, uint6
         gw_participant *entry = &port->participants[i];
         uint64_t word = GW_LOAD(&entry->word);
         if ((word & 3) != GW_VACANT || gw_try_lock(lock_fd, i + 1)) continue;
+        GW_POINT(join_locked);
         /* The byte is ours, so nobody else makes this entry alive; but somebody may have, and died, before we had the byte. */
         word = GW_LOAD(&entry->word);
         int vacant = (word & 3) == GW_VACANT;
         if (vacant) entry->identity = (gw_identity){pid, start_ticks, pid_namespace};
+        GW_POINT(join_identified);
         if (!vacant || !GW_CAS(&entry->word, &word, ((word >> 2) + 1) << 2 | GW_ALIVE)) {
-            short type = F_UNLCK;
-            lock_byte(lock_fd, F_OFD_SETLK, i + 1, &type);
+            gw_unlock(lock_fd, i + 1);
             continue;
         }
+        GW_POINT(join_alive);
         port->me = i + 1;
         gw_keep_lock(port, lock_fd);
         atomic_store_explicit(&port->home, (uint32_t)(((uint64_t)i * 2654435761u) % port->capacity), memory_order_relaxed);
+        GW_POINT(join_kept);
         GW_COUNT(&port->header->alive, 1);
         return 0;
     }
@@ -150,10 +165,12 @@ int gw_join(gw_port *port, int lock_fd, int64_t pid, uint64_t start_ticks, uint6
 int gw_leave(gw_port *port) {
     if (!port->me || atomic_load_explicit(&port->forked, memory_order_relaxed)) return -ECHILD;
     if (atomic_exchange_explicit(&port->left, 1, memory_order_seq_cst)) return -ESTALE;
+    GW_POINT(leave_said);
     for (uint32_t i = 0; i < port->capacity; i++) {
         uint64_t word = atomic_load_explicit(&port->slots[i].word, memory_order_seq_cst);
         if (gw_participant_of(word) == port->me && (gw_phase_of(word) == GW_READY || gw_phase_of(word) == GW_RUNNING)) gw_cancel(port, gw_ticket(word, i));
     }
+    GW_POINT(leave_withdrawn);
     gw_participant *entry = &port->participants[port->me - 1];
     uint64_t word = GW_LOAD(&entry->word);
     return (word & 3) == GW_ALIVE && GW_CAS(&entry->word, &word, (word & ~3ull) | GW_LEFT) ? 0 : -ESTALE;

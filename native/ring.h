@@ -32,6 +32,7 @@ typedef struct gw_port {
     gw_spinner response_spin, request_spin;
     gw_item *backlog;                 /* the owner's: requests collected and not taken, sorted by enqueue time */
     uint64_t *in_backlog;             /* by slot: the ticket that entered the backlog last, or none once it is taken */
+    _Atomic uint64_t *running;        /* by slot: the ticket that gw_take took and gw_finish or gw_untake has not ended, or none */
     uint32_t queued, batch_size, batch_reason;
     uint64_t serial;                  /* tells ports apart, also when memory is used again */
     struct gw_port *next;             /* list for the fork handler */
@@ -41,14 +42,18 @@ typedef struct gw_port {
 uint64_t gw_segment_bytes(uint32_t capacity, uint32_t max_participants, uint64_t request_bytes, uint64_t response_bytes);
 int gw_format(void *base, uint32_t capacity, uint32_t max_participants, uint64_t request_bytes, uint64_t response_bytes, uint64_t max_payload_bytes,
               uint64_t nonce);
-int gw_check(const void *base, uint64_t file_bytes); /* 0, -EBADMSG (not ours), -EPROTONOSUPPORT (version), -ELIBACC (libc), -EILSEQ (geometry) */
+int gw_check(const void *base, uint64_t file_bytes); /* 0, -EBADMSG (not ours), -EPROTONOSUPPORT (version), -ENODATA (cut short), -EILSEQ (geometry) */
 
 /* Port (port.c) */
 int gw_open(gw_port *port, void *base, uint64_t file_bytes);
 void gw_close(gw_port *port);
+int gw_is_forked(const gw_port *port);     /* or closed: no call with it does anything any more */
 int gw_join(gw_port *port, int lock_fd, int64_t pid, uint64_t start_ticks, uint64_t pid_namespace);
 int gw_leave(gw_port *port);
-int gw_try_lock(int fd, uint32_t index);  /* 0 or -EAGAIN; index 0 is the owner's byte, i participant i's */
+#define GW_OWNER_LOCK 0u                           /* index i is participant i's */
+#define GW_SUPERVISOR_LOCK (GW_MAX_PARTICIPANTS + 1u)
+int gw_try_lock(int fd, uint32_t index);  /* 0 or -EAGAIN */
+int gw_unlock(int fd, uint32_t index);
 int gw_is_locked(int fd, uint32_t index); /* by an open file description other than fd's own */
 void gw_keep_lock(gw_port *port, int fd); /* the owner's: closed in forked children, by gw_drop_lock and by gw_close */
 void gw_drop_lock(gw_port *port);
@@ -78,9 +83,11 @@ int gw_respond(gw_port *port, int64_t ticket, uint32_t kind, const void *meta, u
 int gw_responded(gw_port *port, int64_t ticket, uint64_t response);
 int gw_finish(gw_port *port, const uint64_t *taken, int n);
 int gw_refuse(gw_port *port, int64_t ticket, uint32_t kind);        /* READY -> DONE with an empty response of this kind */
+int gw_refuse_all(gw_port *port, uint32_t kind);
 int gw_expire(gw_port *port, uint64_t now_ns);
 int gw_reap(gw_port *port, uint32_t participant);
-int gw_recover(gw_port *port, uint32_t max_attempts);
+int gw_free_strays(gw_port *port);
+int gw_recover(gw_port *port, uint32_t max_attempts, uint32_t kind);
 void gw_count_alive(gw_port *port);
 void gw_bell(gw_port *port);                                        /* wakes the owner's gw_collect, e.g. to stop */
 void gw_wake_all(gw_port *port);                                    /* wakes every waiting frontend, to look at the owner's state */
@@ -91,8 +98,11 @@ void gw_set_state(gw_port *port, uint32_t state);
 typedef struct {
     gw_identity owner;
     uint64_t epoch, heartbeat_ns, batch_started_ns, started_ns, max_payload_bytes, segment_bytes;
-    uint64_t request_bytes, response_bytes, nonce;
+    gw_identity supervisor;
+    uint64_t supervisor_epoch, request_bytes, response_bytes, nonce;
     uint32_t state, alive, capacity, max_participants, on_full, wake, quota_shared, quota_alone, allow_pickle, max_batch_size, in_use;
+    uint64_t batches;
+    uint32_t restarts, reloads, failed_reloads;
 } gw_overview;
 typedef struct { gw_identity identity; uint64_t word; uint32_t joined, held; } gw_participant_view;
 void gw_read_header(const gw_port *port, gw_overview *out);
@@ -100,7 +110,12 @@ int gw_read_info(const gw_port *port, char *out, uint32_t bytes);
 uint32_t gw_next_participant(const gw_port *port, uint32_t participant);
 int gw_read_participant(const gw_port *port, uint32_t participant, gw_participant_view *out);
 int gw_read_stats(const gw_port *port, uint64_t *owner, int owner_words, uint64_t *clients, int client_words);
+int gw_read_note(const gw_port *port, char *out, uint32_t bytes);
 void gw_set_owner(gw_port *port, int64_t pid, uint64_t start_ticks, uint64_t pid_namespace);
+void gw_set_supervisor(gw_port *port, int64_t pid, uint64_t start_ticks, uint64_t pid_namespace);
+enum gw_event { GW_RESTARTED = 0, GW_RELOADED, GW_RELOAD_FAILED };
+void gw_count_event(gw_port *port, uint32_t event);
+void gw_set_note(gw_port *port, const char *note, uint32_t bytes);
 void gw_set_policy(gw_port *port, uint32_t on_full, uint32_t wake, uint32_t quota_shared, uint32_t quota_alone, uint32_t allow_pickle, uint32_t max_batch_size);
 int gw_set_info(gw_port *port, const char *info, uint32_t bytes);
 void gw_set_wake(gw_port *port, uint32_t wake);
@@ -117,6 +132,11 @@ uint64_t gw_now(void);
 void gw_observe(gw_histogram *histogram, uint64_t ns);
 long gw_futex_wait(_Atomic uint32_t *word, uint32_t seen, uint64_t until_ns);
 void gw_futex_wake(_Atomic uint32_t *word, int n);
+void gw_semaphore_post(_Atomic uint32_t *semaphore);
+void gw_semaphore_post_always(_Atomic uint32_t *semaphore);
+void gw_semaphore_claimed(_Atomic uint32_t *semaphore);
+uint32_t gw_semaphore_declare(_Atomic uint32_t *semaphore);
+int gw_semaphore_sleep(_Atomic uint32_t *semaphore, uint32_t seen, uint64_t until_ns);
 void gw_ring_doorbell(gw_port *port);
 void gw_space_wake(gw_port *port);
 int gw_spin_until(gw_port *port, gw_spinner *spinner, const _Atomic uint64_t *words, uint32_t n, uint64_t wanted, uint64_t until_ns);

@@ -1,6 +1,7 @@
 /* The header and the statistics: they live in the segment, so that they can be read while the owner hangs, and after it died. */
 #define _GNU_SOURCE
 #include "ring.h"
+#include "failpoints.h"
 #include <errno.h>
 #include <string.h>
 
@@ -9,30 +10,55 @@
 
 _Static_assert(sizeof(gw_stats) % 8 == 0 && sizeof(gw_client_stats) % 8 == 0, "statistics are read as 64-bit words");
 
+#define LOOKS 1000 /* a writer takes nanoseconds, once; a hostile one could change the epoch for ever */
+
+/* Identities are written under an epoch that is odd meanwhile. -> the epoch. */
+static uint64_t read_identity(const _Atomic uint64_t *epoch, const gw_identity *from, gw_identity *out) {
+    for (int looks = 0;; looks++) {
+        uint64_t seen = GW_LOAD(epoch);
+        *out = *from;
+        atomic_thread_fence(memory_order_acquire);
+        if (seen == READ(epoch) || looks == LOOKS) return seen;
+    }
+}
+
+static void write_identity(_Atomic uint64_t *epoch, gw_identity *into, gw_identity who) {
+    atomic_store_explicit(epoch, READ(epoch) | 1, memory_order_seq_cst);
+    GW_POINT(identity_odd);
+    atomic_thread_fence(memory_order_seq_cst);
+    *into = who;
+    GW_POINT(identity_written);
+    atomic_fetch_add_explicit(epoch, 1, memory_order_seq_cst);
+}
+
 void gw_read_header(const gw_port *port, gw_overview *out) {
     const gw_header *h = port->header;
-    gw_identity owner;
-    uint64_t epoch;
-    do { /* a new owner makes the epoch odd, writes, and makes it even again: see gw_set_owner */
-        epoch = GW_LOAD(&h->epoch);
-        owner = h->owner;
-        atomic_thread_fence(memory_order_acquire);
-    } while (epoch != READ(&h->epoch));
+    gw_identity owner, supervisor;
+    uint64_t epoch = read_identity(&h->epoch, &h->owner, &owner);
+    uint64_t supervisor_epoch = read_identity(&h->supervisor_epoch, &h->supervisor, &supervisor);
     uint32_t in_use = 0;
     for (uint32_t i = 0; i < port->capacity; i++) in_use += gw_phase_of(READ(&port->slots[i].word)) != GW_FREE;
     *out = (gw_overview){
         .owner = owner, .epoch = epoch, .heartbeat_ns = READ(&h->heartbeat_ns), .batch_started_ns = READ(&h->batch_started_ns),
-        .started_ns = READ(&h->started_ns), 
+        .started_ns = READ(&h->started_ns), .supervisor = supervisor, .supervisor_epoch = supervisor_epoch,
         .max_payload_bytes = port->max_payload_bytes, .segment_bytes = h->segment_bytes, .nonce = h->nonce, .request_bytes = port->request_bytes,
         .response_bytes = port->response_bytes, .state = GW_LOAD(&h->state), .alive = READ(&h->alive), .capacity = port->capacity,
         .max_participants = port->max_participants, .on_full = h->on_full, .wake = h->wake, .quota_shared = h->quota_shared,
-        .quota_alone = h->quota_alone, .allow_pickle = h->allow_pickle, .max_batch_size = h->max_batch_size, .in_use = in_use};
+        .quota_alone = h->quota_alone, .allow_pickle = h->allow_pickle, .max_batch_size = h->max_batch_size, .in_use = in_use,
+        .batches = READ(&h->stats.batches), .restarts = READ(&h->restarts), .reloads = READ(&h->reloads), .failed_reloads = READ(&h->failed_reloads)};
 }
 
 int gw_read_info(const gw_port *port, char *out, uint32_t bytes) {
-    uint32_t n = port->header->info_bytes;
+    uint32_t n = *(const volatile uint32_t *)&port->header->info_bytes; /* looked at once: it may change under us */
     if (n > GW_INFO_BYTES || n > bytes) return -EMSGSIZE;
     memcpy(out, port->header->info, n);
+    return (int)n;
+}
+
+int gw_read_note(const gw_port *port, char *out, uint32_t bytes) {
+    uint32_t n = GW_LOAD(&port->header->note_bytes); /* pairs with gw_set_note */
+    if (n > GW_NOTE_BYTES || n > bytes) return -EMSGSIZE;
+    memcpy(out, port->header->note, n);
     return (int)n;
 }
 
@@ -87,12 +113,26 @@ int gw_read_stats(const gw_port *port, uint64_t *owner, int owner_words, uint64_
 }
 
 void gw_set_owner(gw_port *port, int64_t pid, uint64_t start_ticks, uint64_t pid_namespace) {
+    WRITE(&port->header->started_ns, gw_now());
+    write_identity(&port->header->epoch, &port->header->owner, (gw_identity){pid, start_ticks, pid_namespace});
+}
+
+void gw_set_supervisor(gw_port *port, int64_t pid, uint64_t start_ticks, uint64_t pid_namespace) {
+    write_identity(&port->header->supervisor_epoch, &port->header->supervisor, (gw_identity){pid, start_ticks, pid_namespace});
+}
+
+void gw_count_event(gw_port *port, uint32_t event) {
     gw_header *h = port->header;
-    atomic_store_explicit(&h->epoch, READ(&h->epoch) | 1, memory_order_seq_cst); /* odd: the identity is being written */
-    atomic_thread_fence(memory_order_seq_cst);
-    h->owner = (gw_identity){pid, start_ticks, pid_namespace};
-    WRITE(&h->started_ns, gw_now());
-    atomic_fetch_add_explicit(&h->epoch, 1, memory_order_seq_cst);
+    _Atomic uint32_t *counters[] = {[GW_RESTARTED] = &h->restarts, [GW_RELOADED] = &h->reloads, [GW_RELOAD_FAILED] = &h->failed_reloads};
+    if (event <= GW_RELOAD_FAILED) atomic_fetch_add_explicit(counters[event], 1, memory_order_release); /* after the note that goes with it */
+}
+
+/* Cut at GW_NOTE_BYTES. A reader may see it half written: it is for people. */
+void gw_set_note(gw_port *port, const char *note, uint32_t bytes) {
+    if (bytes > GW_NOTE_BYTES) bytes = GW_NOTE_BYTES;
+    memcpy(port->header->note, note, bytes);
+    GW_POINT(note_written);
+    atomic_store_explicit(&port->header->note_bytes, bytes, memory_order_release);
 }
 
 void gw_set_policy(gw_port *port, uint32_t on_full, uint32_t wake, uint32_t quota_shared, uint32_t quota_alone, uint32_t allow_pickle, uint32_t max_batch_size) {
@@ -124,6 +164,7 @@ static void track(_Atomic uint64_t *mean, uint64_t value) {
 void gw_batch_done(gw_port *port, uint32_t size, uint32_t reason, uint64_t run_ns) {
     gw_header *h = port->header;
     WRITE(&h->batch_started_ns, 0);
+    GW_POINT(batch_unstamped);
     uint32_t bucket = size < 64 ? size : 64u + 31u - (uint32_t)__builtin_clz(size) - 6u;
     GW_TALLY(&h->stats.batches, 1);
     GW_TALLY(&h->stats.reasons[reason % GW_REASONS], 1);

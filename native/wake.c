@@ -19,6 +19,7 @@
  *       as many each time, up to MAX_BACKOFF; a sleeper is woken ahead of such a process, a spinner would queue behind it. */
 #define _GNU_SOURCE
 #include "ring.h"
+#include "failpoints.h"
 #include <errno.h>
 #include <linux/futex.h>
 #include <sched.h>
@@ -62,7 +63,9 @@ void gw_ring_doorbell(gw_port *port) {
 }
 
 void gw_bell(gw_port *port) {
+    GW_POINT(bell_due);
     atomic_fetch_add_explicit(&port->header->bell, 1, memory_order_seq_cst); /* P3 */
+    GW_POINT(bell_bumped);
     gw_futex_wake(&port->header->bell, 1);                                   /* P4 */
 }
 
@@ -70,7 +73,9 @@ void gw_space_wake(gw_port *port) {
     /* Pairs with the sleeper in gw_claim_wait: it sets its bit, then scans; we freed a slot, then look. Both seq_cst, so one sees the other. */
     for (uint32_t i = 0; i < GW_MAX_PARTICIPANTS / 64; i++) {
         if (!atomic_load_explicit(&port->header->space_wanted[i], memory_order_seq_cst)) continue;
+        GW_POINT(space_due);
         atomic_fetch_add_explicit(&port->header->space_bell, 1, memory_order_seq_cst);
+        GW_POINT(space_bumped);
         gw_futex_wake(&port->header->space_bell, 1);
         return;
     }

@@ -179,7 +179,7 @@ static void owners_die(uint32_t wanted) {
         uint32_t victim = below(&seed, 4 * FRONTENDS);
         if (victim < FRONTENDS) end(frontends[victim]);
         rig_new_owner(&r);
-        gw_recover(r.owner, MAX_ATTEMPTS);
+        gw_recover(r.owner, MAX_ATTEMPTS, GW_KIND_DIED);
         if (victim >= FRONTENDS) continue;
         take_back(frontends[victim]);
         frontends[victim] = start(NULL, frontend, victim);

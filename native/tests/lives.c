@@ -153,8 +153,8 @@ static void waiters_are_woken(void) {
     }
 }
 
-/* Somebody else's cancel frees the slot under a waiter, and its next life begins before that waiter looks: it must not keep the next one's permit. */
-static void a_stale_waiter_hands_on_the_permit(void) {
+/* Somebody else's cancel frees the slot under a waiter, and its next life begins before that waiter looks: it must not take the next one's wake. */
+static void a_stale_waiter_takes_nobodys_wake(void) {
     gw_set_wake(front, GW_PARK);
     gw_set_wake(other, GW_PARK);
     waiting stale = {.port = front, .ticket = submit(front, "x")}, live = {.port = other};
@@ -170,7 +170,7 @@ static void a_stale_waiter_hands_on_the_permit(void) {
     until_asleep(&live);
     uint64_t start = gw_now();
     EQUAL(gw_collect(r.owner, 0), 1);
-    EQUAL(serve(1), 1); /* one permit: the stale waiter, who came first, gets it */
+    EQUAL(serve(1), 1); /* one post: both are woken */
     pthread_join(first, NULL);
     EQUAL(stale.result, -ESTALE);
     pthread_join(second, NULL);
@@ -217,6 +217,6 @@ static void deadlines(void) {
 
 static const named_case cases[] = {
     CASE(whole_life), CASE(too_large), CASE(oldest_first), CASE(untaken_keeps_its_place), CASE(room_and_quotas), CASE(state_of_the_owner),
-    CASE(claimers_are_woken), CASE(waiters_are_woken), CASE(a_stale_waiter_hands_on_the_permit), CASE(sleeping_owner_is_woken), CASE(deadlines)};
+    CASE(claimers_are_woken), CASE(waiters_are_woken), CASE(a_stale_waiter_takes_nobodys_wake), CASE(sleeping_owner_is_woken), CASE(deadlines)};
 
 int main(void) { return run_cases("lives", cases, sizeof cases / sizeof *cases); }

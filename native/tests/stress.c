@@ -11,7 +11,6 @@
 
 enum { MAX_FRONTENDS = 32, MAX_CAPACITY = 512, BURST = 4 };
 #define LONG_NS (30 * SECOND_NS)
-#define SLICE_NS 20000000ull /* for the rival's victims: the permit that tells them of a cancel may be drained by the slot's next claimer */
 #define TICK_US 200
 
 typedef struct {
@@ -62,7 +61,7 @@ static void cancel(frontend *f, int64_t ticket, uint64_t id, uint64_t deadline_n
 static void wait_for(frontend *f, int64_t ticket, uint64_t id, uint64_t deadline_ns) {
     uint64_t start = gw_now();
     int64_t described;
-    do described = gw_wait(f->port, ticket, deadline_ns, with_rival && !f->mortal ? SLICE_NS : LONG_NS);
+    do described = gw_wait(f->port, ticket, deadline_ns, LONG_NS);
     while (described == -ETIMEDOUT && !deadline_ns);
     CHECK(gw_now() - start < LONG_NS); /* else the wake-up was lost */
     if (described >= 0) receive(f, ticket, id, deadline_ns, described);

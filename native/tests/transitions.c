@@ -66,9 +66,9 @@ static int64_t answer_too_long(int64_t ticket) { return gw_answer(r.owner, ticke
 static int64_t expire(int64_t ticket) { return (void)ticket, gw_expire(r.owner, UINT64_MAX); }
 static int64_t reap(int64_t ticket) { return (void)ticket, gw_reap(r.owner, front->me); }
 static int64_t reap_other(int64_t ticket) { return (void)ticket, gw_reap(r.owner, front->me + 1); }
-static int64_t recover(int64_t ticket) { return (void)ticket, rig_new_owner(&r), gw_recover(r.owner, 2); }
+static int64_t recover(int64_t ticket) { return (void)ticket, rig_new_owner(&r), gw_recover(r.owner, 2, GW_KIND_DIED); }
 static int64_t recover_again(int64_t ticket) { return recover(ticket), recover(ticket); }
-static int64_t recover_at_limit(int64_t ticket) { return (void)ticket, rig_new_owner(&r), gw_recover(r.owner, 1); }
+static int64_t recover_at_limit(int64_t ticket) { return (void)ticket, rig_new_owner(&r), gw_recover(r.owner, 1, GW_KIND_DIED); }
 
 #define E (-ESTALE)
 #define P (-EINPROGRESS)
