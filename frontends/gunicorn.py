@@ -18,11 +18,12 @@ What happens when:
   `--preload` imports the application even before that, so requests may be sent from requests, not from module level.
 - HUP: workers are replaced, the owner stays. A changed handler or option is logged as needing a restart; a sidecar new in the file is started,
   one that is gone from it stays.
-- the owner dies: another is started, after 0.5 s and then after longer and longer pauses (frontends/supervisor.py). Until then requests fail fast.
+- the owner dies: another is started at once, and answers what was queued (gpuworker.Worker); owners that keep dying are given up, then requests fail
+  fast with the reason until HUP.
 - gunicorn is told to stop: the workers finish their requests, then the owner drains and ends. It also ends when the master is killed.
 - USR2: the new master's workers go on with the old master's owner; when the old master ends, its owner does, and the new master starts one with the
   new code. Requests fail while that loads. Where two owners fit the GPU, a `name` that differs from release to release upgrades without that gap.
-- new code for the owner without a restart: `gpuworker stop embed`; the next one is a fresh interpreter. (`--reload` replaces only workers.)
+- new code for the owner without a restart: `gpuworker reload embed`; no request fails. (`--reload` replaces only workers.)
 
 The owner writes to gunicorn's stderr; `capture_output = True` sends that to the error log. It runs as gunicorn's `user` and `group`.
 """
@@ -34,11 +35,16 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import gpuworker
 from gpuworker.errors import GpuWorkerError
 
-from .supervisor import Supervisor
 
-_supervisors: dict[str, Supervisor] = {}  # of this master, by worker name. Here, because HUP executes gunicorn.conf.py again
+class _Running(NamedTuple):
+    worker: gpuworker.Worker
+    job: tuple[str, dict[str, Any]]
+
+
+_running: dict[str, _Running] = {}  # of this master, by worker name. Here, because HUP executes gunicorn.conf.py again
 
 
 class Hooks(NamedTuple):
@@ -54,11 +60,18 @@ def sidecar(handler: str, *, name: str, **options: Any) -> Hooks:
     gpuworker.Worker, e.g. max_batch_size, max_wait_ms, capacity."""
     if not isinstance(handler, str):
         raise TypeError(f"handler {handler!r}: name it as 'module:attr', so that only its owner imports it")
-    wanted = Supervisor(handler, name, options)
+    gpuworker.WorkerOptions.of(options)  # a wrong one is an error here
+
+    def start(server: Any, wait_for_name: bool) -> None:
+        """In on_starting and not in when_ready: there the port would be open already, and Ctrl-C would wait until the handler is loaded."""
+        ids = {"user": server.cfg.uid, "group": server.cfg.gid} if os.geteuid() == 0 else {}
+        worker = gpuworker.Worker(handler, name=name, **options).start(wait_for_name=wait_for_name, **ids)
+        _running[name] = _Running(worker, (handler, options))
+        server.log.info("Worker %s is owned by process %s", name, worker.pid)
 
     def on_starting(server: Any) -> None:
         try:
-            _start(wanted, server, standby=server.master_pid != 0)  # its master_pid: the old master's, after USR2
+            start(server, wait_for_name=server.master_pid != 0)  # its master_pid: the old master's, after USR2
         except (GpuWorkerError, OSError) as error:
             server.log.critical("%s", error)
             if server.pidfile is not None:
@@ -66,26 +79,18 @@ def sidecar(handler: str, *, name: str, **options: Any) -> Hooks:
             sys.exit(1)
 
     def on_reload(server: Any) -> None:
-        running = _supervisors.get(name)
-        if running is None or not running.is_running():
+        running = _running.get(name)
+        if running is None or running.worker.supervisor_pid is None:
             try:
-                _start(wanted, server, standby=True)  # the owner may be draining still after its supervisor was killed
+                start(server, wait_for_name=True)
             except (GpuWorkerError, OSError) as error:  # a reload should not end a service
                 server.log.error("%s", error)
-        elif running.job != wanted.job:
+        elif running.job != (handler, options):
             server.log.warning("Worker %s goes on as it was started; what changed in its configuration needs a restart of gunicorn", name)
 
     def on_exit(server: Any) -> None:
-        running = _supervisors.pop(name, None)
+        running = _running.pop(name, None)
         if running is not None:
-            running.stop()
+            running.worker.stop()
 
     return Hooks(on_starting, on_reload, on_exit)
-
-
-def _start(supervisor: Supervisor, server: Any, standby: bool) -> None:
-    """In on_starting and not in when_ready: there the port would be open already, and Ctrl-C would wait until the handler is loaded."""
-    ids = {"user": server.cfg.uid, "group": server.cfg.gid} if os.geteuid() == 0 else {}
-    pid = supervisor.start(standby, **ids)
-    _supervisors[supervisor.name] = supervisor
-    server.log.info("Worker %s is owned by process %d", supervisor.name, pid)

@@ -9,7 +9,8 @@ from gpuworker.errors import GpuWorkerError
 
 
 def check(name: str, stale_heartbeat_s: float, long_batch_s: float) -> dict[str, Any]:
-    """The worker's health as plain data. Its "status" is "ok", or else "absent", "starting", "draining", "stopped", "dead" or "stuck"."""
+    """The worker's health as plain data. Its "status" is "ok", or else "absent", "starting", "restarting", "draining", "stopped", "dead",
+    "failed" or "stuck"."""
     try:
         stats = Stats.of(name)
     except GpuWorkerError:
@@ -27,8 +28,10 @@ def check(name: str, stale_heartbeat_s: float, long_batch_s: float) -> dict[str,
 
 def judge(stats: Stats, stale_heartbeat_s: float, long_batch_s: float) -> str:
     """One word. An owner is stuck when its last heartbeat (it beats ten times a second) or the start of its batch is longer ago than that."""
-    if not stats.owner_alive:
-        return "dead"
+    if not stats.alive:
+        return "failed" if stats.state == "failed" else "dead"
+    if stats.state == "restarting" or (not stats.owner_alive and stats.state == "serving"):
+        return "restarting"
     if stats.heartbeat_age_s > stale_heartbeat_s or stats.batch_running_s > long_batch_s:
         return "stuck"
     return "ok" if stats.state == "serving" else stats.state

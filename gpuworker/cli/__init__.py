@@ -1,4 +1,4 @@
-"""The command `gpuworker`: serve, list, stats, stop, doctor. Exit codes: 0 done, 1 refused or failed (one line on stderr says why), 2 wrong usage."""
+"""The command `gpuworker`: serve, list, stats, stop, reload, doctor. Exit codes: 0 done, 1 refused or failed (one line on stderr says why), 2 wrong usage."""
 
 from __future__ import annotations
 

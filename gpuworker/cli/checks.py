@@ -113,7 +113,7 @@ def judge_shm(size_bytes: int, free_bytes: int, kind: str, options: str, writabl
         return Check(names.SHM_DIR, "FAIL", found + "; it is not writable", "mount it writable; its mode should be 1777")
     if free_bytes < needed_bytes:
         return Check(
-            names.SHM_DIR, "FAIL", found, "enlarge it (docker run --shm-size=1g), remove leftovers, or use smaller capacity and max_*_bytes"
+            names.SHM_DIR, "FAIL", found, "enlarge it (docker run --shm-size=1g), remove leftovers (doctor --clean), or use smaller capacity and max_*_bytes"
         )  # fmt: skip
     if kind != "tmpfs":
         return Check(names.SHM_DIR, "WARN", found, "not a tmpfs: requests may be written to a disk")

@@ -1,20 +1,22 @@
-"""`gpuworker stop`: ends an owner, and nobody else."""
+"""`gpuworker stop` and `gpuworker reload`: a signal to a worker's supervisor, and nobody else, and then what came of it."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import select
 import signal
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from gpuworker.cli.target import CommandError, attach, is_local, worker_name
 from gpuworker.cli.text import span
 from gpuworker.segment import Identity, Segment, State
-from gpuworker.segment.liveness import start_ticks
+from gpuworker.segment.liveness import has_mapped, start_ticks
+from gpuworker.segment.segment import state_name
+from gpuworker.segment.stats import Stats
 from gpuworker.worker import WorkerOptions
 
 DRAIN_MARGIN_S = 5.0
@@ -25,7 +27,7 @@ _TICK_MS = 100
 
 
 def add_to(commands: Any) -> None:
-    """Adds the command to the parser."""
+    """Adds the commands to the parser."""
     parser = commands.add_parser(
         "stop",
         help="stop a worker",
@@ -38,6 +40,15 @@ def add_to(commands: Any) -> None:
     )
     parser.add_argument("--kill", action="store_true", help="end it by force (SIGKILL) when the time is over")
     parser.set_defaults(run=run)
+    reload = commands.add_parser(
+        "reload",
+        help="replace a worker's owner by one that loads its handler anew",
+        description="Starts a new owner, which loads the handler as it is now, while the old one goes on; when it is ready it takes over, and no request "
+        "fails. Needs room for two models meanwhile. Exit code 1 when the new owner could not be loaded: then the old one goes on.",
+        allow_abbrev=False,
+    )
+    reload.add_argument("name", metavar="NAME", type=worker_name)
+    reload.set_defaults(run=run_reload)
 
 
 def seconds(text: str) -> float:
@@ -51,29 +62,63 @@ def seconds(text: str) -> float:
 def run(args: argparse.Namespace) -> int:
     """Stops the worker. Raises CommandError when there is nothing to stop, or it does not stop."""
     segment = attach(args.name)
-    owner = segment.owner()
+    with opened(segment) as (pid, pidfd):
+        stop(segment, pid, pidfd, drain_limit_s(segment) if args.timeout_s is None else args.timeout_s, args.kill)
+    return 0
+
+
+def run_reload(args: argparse.Namespace) -> int:
+    """Reloads the worker. Raises CommandError when there is nothing to reload, or the new owner could not be loaded."""
+    segment = attach(args.name)
     worker = f"worker {args.name!r}"
-    if segment.owner_is_dead():
-        raise CommandError(f"{worker} is not running: its process {owner.pid} has died; the next start of this name takes its segment over")
+    before, started = segment.overview(), time.monotonic()
+    if segment.supervisor() == segment.owner():
+        raise CommandError(f"{worker} has no supervisor that could start a new owner: it runs inside a program, by gpuworker.serve()")
+    with opened(segment) as (_, pidfd):
+        send(pidfd, signal.SIGUSR1)
+        while True:
+            ended = has_ended(pidfd, _TICK_MS)
+            now = segment.overview()
+            if now.failed_reloads != before.failed_reloads:
+                raise CommandError(f"{worker}: {segment.note()}")
+            if now.reloads != before.reloads:
+                print(
+                    f"{worker} has been reloaded in {span(time.monotonic() - started)}: process {now.owner.pid} took over from process {before.owner.pid}"
+                )
+                return 0
+            if ended or now.state >= State.DRAINING:
+                raise CommandError(f"{worker} has stopped meanwhile")
+
+
+@contextlib.contextmanager
+def opened(segment: Segment) -> Iterator[tuple[int, int]]:
+    """Pid and pidfd of the worker's supervisor (an owner without one is its own). Raises CommandError when it is not there, or not ours to signal."""
+    pid, worker = segment.supervisor().pid, f"worker {segment.name!r}"
+    if segment.is_dead():
+        raise CommandError(f"{worker} is not running: its process {pid} has died; the next start of this name takes its segment over")
     if not is_local(segment):
-        raise CommandError(f"{worker} runs in another pid namespace (process {owner.pid} of another container, or of the host); stop it from there")
-    pidfd = open_process(owner)
+        raise CommandError(f"{worker} runs in another pid namespace (process {pid} of another container, or of the host); do it there")
+    pidfd = open_process(segment.supervisor())
+    if pidfd >= 0 and not has_mapped(pid, segment.fd):  # never signal a process because of what somebody wrote into a segment
+        os.close(pidfd)
+        raise CommandError(
+            f"{worker} says that it is process {pid}, which has nothing to do with it: somebody wrote there; signal its process yourself"
+        )
     if pidfd < 0:
-        raise CommandError(f"{worker} is not running: its process {owner.pid} has just ended")
+        raise CommandError(f"{worker} is not running: its process {pid} has just ended")
     try:
-        stop(segment, owner.pid, pidfd, drain_limit_s(segment) if args.timeout_s is None else args.timeout_s, args.kill)
+        yield pid, pidfd
     except PermissionError:
-        raise CommandError(f"{worker}: this user may not signal process {owner.pid}") from None
+        raise CommandError(f"{worker}: this user may not signal process {pid}") from None
     finally:
         os.close(pidfd)
-    return 0
 
 
 def open_process(who: Identity) -> int:
     """A pidfd of exactly this process; -1 when it is gone, also when another process has its pid now."""
     try:
         pidfd = os.pidfd_open(who.pid)
-    except ProcessLookupError:
+    except (OSError, OverflowError):  # gone, or no pid at all
         return -1
     try:
         if start_ticks(who.pid) == who.start_ticks:  # asked after opening: a pid in use again is seen now, and the pidfd does not move
@@ -86,8 +131,8 @@ def open_process(who: Identity) -> int:
 
 def drain_limit_s(segment: Segment) -> float:
     """How long the worker may take by its own options, and a little more."""
-    options = json.loads(segment.info() or b"{}").get("options", {})
-    return float(options.get("drain_timeout_s", WorkerOptions.drain_timeout_s)) + DRAIN_MARGIN_S
+    limit_s = Stats.read(segment).options.get("drain_timeout_s")
+    return (limit_s if isinstance(limit_s, (int, float)) and 0 <= limit_s <= 1e9 else WorkerOptions.drain_timeout_s) + DRAIN_MARGIN_S
 
 
 def stop(segment: Segment, pid: int, pidfd: int, timeout_s: float, kill: bool) -> None:
@@ -138,5 +183,5 @@ def has_ended(pidfd: int, timeout_ms: float) -> bool:
 
 def doing(segment: Segment) -> str:
     """What an owner that should stop is at."""
-    state = State(segment.overview().state)
-    return "still draining" if state == State.DRAINING else f"still {state.name.lower()} (its handler holds the GIL, or the process is stopped)"
+    state = state_name(segment.overview().state)
+    return "still draining" if state == "draining" else f"still {state} (its handler holds the GIL, or the process is stopped)"

@@ -30,11 +30,16 @@ def add_to(commands: Any) -> None:
         allow_abbrev=False,
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument(
+        "--clean", action="store_true", help="only remove what dead processes of this user have left in /dev/shm; what anybody may still use stays"
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Checks everything."""
+    """Checks everything, or cleans up."""
+    if args.clean:
+        return clean(args.json)
     from gpuworker.cli import checks  # not for the other commands: it needs more of the standard library than all of them
 
     found = checks.everything()
@@ -44,6 +49,19 @@ def run(args: argparse.Namespace) -> int:
     else:
         print("\n".join(report(found)))
     return int(failed)
+
+
+def clean(as_json: bool) -> int:
+    """Removes leftovers, and says which."""
+    from gpuworker.cli import cleaning
+
+    removed, unknown = cleaning.clean()
+    if as_json:
+        print(json.dumps({"removed": [part._asdict() for part in removed], "unknown": unknown}, indent=2))
+    else:
+        lines = [f"removed {part}" for part in removed] or ["nothing to remove"]
+        print("\n".join(lines + [f"left alone: {line}" for line in unknown]))
+    return 0
 
 
 def report(found: list[Check]) -> list[str]:

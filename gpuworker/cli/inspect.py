@@ -82,7 +82,7 @@ def look(name: str) -> Row | None:
     except (SegmentError, OSError, ValueError) as error:
         return Row(name, "unusable", str(error))
     state = condition(stats)
-    uptime_s = 0.0 if state == "dead" else stats.uptime_s
+    uptime_s = 0.0 if state in ("dead", "failed") else stats.uptime_s
     return Row(
         name, state, "", stats.owner_pid, is_local(segment), uptime_s, stats.slots_in_use, stats.capacity, len(stats.clients), stats.handler
     )  # fmt: skip
@@ -96,12 +96,12 @@ def listing(rows: list[Row]) -> list[str]:
             cells.append((row.name, row.state, "-", "-", "-", "-", "-"))
         else:
             pid = f"{row.pid}" if row.local else f"{row.pid}*"
-            up = "-" if row.state == "dead" else span(row.uptime_s)
+            up = span(row.uptime_s) if row.uptime_s else "-"
             cells.append((row.name, row.state, pid, up, f"{row.slots_in_use}/{row.capacity}", f"{row.clients}", row.handler or "-"))
     lines = table(cells, "<<>>>><")
     lines += [f"{row.name}: {row.problem}" for row in rows if row.problem]
-    if any(row.state == "dead" for row in rows):
-        lines.append("dead: the next start of the same name takes the segment over, with the requests that were queued")
+    if any(row.state in ("dead", "failed") for row in rows):
+        lines.append("dead, failed: the next start of the same name takes the segment over, with the requests that were queued")
     if not all(row.local for row in rows):
         lines.append("*: of another pid namespace")
     return lines

@@ -12,6 +12,8 @@ from gpuworker.cli.text import count, size
 from gpuworker.errors import GpuWorkerError
 from gpuworker.segment import names, worker_names
 
+REMEDY = "gpuworker doctor --clean"
+
 
 def leftovers() -> list[Check]:
     """Dead workers, and names that have only payload files; a live owner sweeps its own."""
@@ -20,7 +22,7 @@ def leftovers() -> list[Check]:
     unknown: list[Check] = []
     for name in worker_names():
         try:
-            (dead if attach(name).owner_is_dead() else alive).append(name)
+            (dead if attach(name).is_dead() else alive).append(name)
         except (GpuWorkerError, OSError) as error:
             unknown.append(Check("leftovers", "OK", f"worker {name!r} cannot be looked into: {error}"))
     sizes = sizes_of(os.listdir(names.SHM_DIR))
@@ -48,7 +50,7 @@ def judge(sizes: dict[str, int], alive: Collection[str], dead: Collection[str], 
     found = []
     if dead:
         what = ", ".join(sorted(f"{name} ({held(name, sizes)})" for name in dead))
-        advice = f"the next start of the same name takes it over, with the requests that were queued; if there will be none: {remove('NAME')}"
+        advice = f"the next start of the same name takes it over, with the requests that were queued; if there will be none: {REMEDY}"
         found.append(Check("leftovers", "WARN", f"{count(len(dead), 'dead worker')}: {what}", advice))
     orphans: dict[str, list[int]] = {}
     for file, n in sizes.items():
@@ -57,7 +59,7 @@ def judge(sizes: dict[str, int], alive: Collection[str], dead: Collection[str], 
             orphans.setdefault(match[1], []).append(n)
     for name, parts in orphans.items():
         what = f"{count(len(parts), 'file')} of {size(sum(parts))} that worker {name!r} no longer needs"
-        found.append(Check("leftovers", "WARN", what, f"the next start of the same name removes them; if there will be none: {remove(name)}"))
+        found.append(Check("leftovers", "WARN", what, f"the next start of the same name removes them; if there will be none: {REMEDY}"))
     return found
 
 
@@ -65,9 +67,3 @@ def held(name: str, sizes: dict[str, int]) -> str:
     """How much memory a dead worker's files take."""
     payloads = [n for file, n in sizes.items() if file.startswith(f"{names.PREFIX}{name}.spill-")]
     return size(sizes.get(names.PREFIX + name, 0)) + (f" and {count(len(payloads), 'payload file')} of {size(sum(payloads))}" if payloads else "")
-
-
-def remove(name: str) -> str:
-    """The shell command that removes all files of a worker."""
-    path = names.shm_path(names.shm_name(name))
-    return f"rm -f {path} {path}.*"

@@ -74,13 +74,18 @@ def lines(stats: Stats, recent: Interval | None = None) -> list[str]:
 def heading(stats: Stats) -> list[str]:
     """Who it is, and what is remarkable about it now."""
     state = condition(stats)
-    up = "" if state == "dead" else f", up {span(stats.uptime_s)}"
+    is_over = state in ("dead", "failed")
+    up = "" if is_over else f", up {span(stats.uptime_s)}"
     found = [f"worker {stats.name}: {state}, process {stats.owner_pid}{up}", f"handler {stats.handler or '(not known yet)'}"]
     if state == "dead":
         found += [f"it died while {stats.state}{last_sign(stats)}", "the next start of this name takes its segment over"]
+    elif state == "failed":
+        found += ["it is not started again, as:", *stats.note.splitlines(), "the next start of this name takes its segment over"]
     elif state == "silent":
         found.append(f"no heartbeat for {span(stats.heartbeat_age_s)}: its handler holds the GIL, or the process is stopped")
-    if stats.batch_running_s and state != "dead":
+    if stats.restarts and not is_over:
+        found.append(f"its owner was started again {count(stats.restarts, 'time')}; last because {stats.note.partition('. Its last')[0]}")
+    if stats.batch_running_s and not is_over:
         found.append(f"a batch has been running for {span(stats.batch_running_s)}")
     return found
 

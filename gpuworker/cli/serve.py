@@ -1,4 +1,4 @@
-"""`gpuworker serve`: this process becomes the owner. Every field of WorkerOptions is an option, with the help text that follows it in the source."""
+"""`gpuworker serve`: this process supervises an owner. Every field of WorkerOptions is an option, with the help text that follows it in the source."""
 
 from __future__ import annotations
 
@@ -9,23 +9,17 @@ import inspect
 import logging
 import os
 import re
+import sys
 import textwrap
-import traceback
 import typing
-from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any
 
-import gpuworker
 from gpuworker.cli.target import CommandError, worker_name
-from gpuworker.errors import GpuWorkerError
-from gpuworker.worker import WorkerOptions
-from gpuworker.worker.handler import Handler
-from gpuworker.worker.session import serve as become_owner
+from gpuworker.worker import WorkerOptions, logs
+from gpuworker.worker.job import Job
+from gpuworker.worker.supervisor import Supervisor
 
 log = logging.getLogger("gpuworker")
-LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s[%(process)d]: %(message)s"
-
-_OURS = (os.path.dirname(gpuworker.__file__) + os.sep, "<frozen importlib", os.path.dirname(os.__file__) + "/importlib/")
 
 
 def add_to(commands: Any) -> None:
@@ -34,7 +28,8 @@ def add_to(commands: Any) -> None:
         "serve",
         help="serve a handler until SIGTERM or Ctrl-C",
         usage="%(prog)s MODULE:ATTR --name NAME [options]",
-        description="Serves a handler as the owner of worker NAME until SIGTERM or Ctrl-C, then drains; a second signal stops at once.",
+        description="Serves a handler as worker NAME until SIGTERM or Ctrl-C, then drains; a second signal stops at once. This process starts the owner, and "
+        "starts it again when it dies.",
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -94,40 +89,22 @@ def metavar(name: str, kind: type, doc: str) -> str:
 
 def run(args: argparse.Namespace) -> int:
     """Serves. A mistake in the command is one line; an error of the handler's own code is shown with its traceback."""
-    logging.basicConfig(format=LOG_FORMAT, level=logging.INFO if args.verbose else logging.WARNING)
-    log.setLevel(logging.DEBUG if args.verbose else logging.INFO)
+    if args.verbose:
+        os.environ[logs.LEVEL] = "DEBUG"
+    logs.set_up("INFO")
     options = {field.name: getattr(args, field.name) for field in dataclasses.fields(WorkerOptions) if hasattr(args, field.name)}
     try:
         log.debug("options: %s", WorkerOptions.of(options))
     except ValueError as error:
         raise CommandError(str(error)) from None
-    try:
-        Handler(args.handler)
-    except Exception as error:
-        if isinstance(error, (ValueError, TypeError, ImportError, AttributeError)) and not isinstance(error, SyntaxError) and not users_part(error):
-            raise CommandError(str(error) if args.handler in str(error) else f"handler {args.handler!r}: {error}") from None
-        show(error, "importing the handler failed")
-    try:
-        become_owner(args.handler, name=args.name, **options)
-    except GpuWorkerError as error:
-        if args.verbose or users_part(error):
-            show(error, "the handler failed")
-        raise
-    except Exception as error:
-        show(error, "the handler failed" if users_part(error) else "the owner failed")
-    return 0
+    failure: list[str] = []
 
+    def report(*, pid: int = 0, error: str = "", traceback: str = "", words: str = "") -> None:
+        if error:
+            sys.stderr.write(traceback or words)
+            failure.append(error)
 
-def show(error: Exception, what: str) -> NoReturn:
-    """Prints the traceback, without our frames above the user's, and raises CommandError."""
-    part = users_part(error)
-    traceback.print_exception(type(error), error, error.__traceback__ if part is None and not isinstance(error, SyntaxError) else part)
-    raise CommandError(what) from None
-
-
-def users_part(error: BaseException) -> TracebackType | None:
-    """The traceback from the first frame on that is neither ours nor the import system's."""
-    part = error.__traceback__
-    while part is not None and part.tb_frame.f_code.co_filename.startswith(_OURS):
-        part = part.tb_next
-    return part
+    status = Supervisor(Job.of(args.handler, args.name, options), report).run()
+    if failure:
+        raise CommandError(failure[0])
+    return status

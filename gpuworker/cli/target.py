@@ -40,13 +40,15 @@ def attach(name: str) -> Segment:
 
 def is_local(segment: Segment) -> bool:
     """Whether the owner's pid means something in this process's pid namespace."""
-    return segment.owner().pid_namespace == own_pid_namespace()
+    return segment.supervisor().pid_namespace == own_pid_namespace()
 
 
 def condition(stats: Stats) -> str:
-    """What the owner says of itself, or "dead", or "silent" when it has not written its heartbeat for a while."""
-    if not stats.owner_alive:
-        return "dead"
+    """What the worker says of itself, or "dead", or "silent" when its owner has not written its heartbeat for a while."""
+    if not stats.alive:
+        return "failed" if stats.state == "failed" else "dead"
+    if stats.state == "serving" and not stats.owner_alive:  # its supervisor has not come to it yet
+        return "restarting"
     if stats.state in ("serving", "draining") and stats.heartbeat_age_s > SILENT_S:
         return "silent"
     return stats.state

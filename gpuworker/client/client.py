@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
 import time
 import weakref
 from collections import deque
@@ -17,10 +16,12 @@ from numpy.typing import DTypeLike
 from gpuworker._native import lib
 from gpuworker.client import remedies
 from gpuworker.client.link import SLICE_NS, Link
+from gpuworker.client.locks import Lock
 from gpuworker.client.pending import Pending, deadline
 from gpuworker.client.reservation import Reservation
 from gpuworker.errors import DeadlineExceeded, GpuWorkerError, SegmentError, WorkerDraining, WorkerNotFound
-from gpuworker.segment import Segment, State
+from gpuworker.segment import Segment, State, spill
+from gpuworker.segment.files import group_id
 from gpuworker.segment.names import shm_name
 from gpuworker.segment.segment import state_name
 from gpuworker.segment.wire import ON_FULL, WAKE, choice
@@ -36,6 +37,8 @@ def connect(
     on_full: str | None = None,
     fallback: Callable[[Any], Any] | None = None,
     wake: str | None = None,
+    group: str | None = None,
+    allow_pickle: bool = False,
 ) -> Client:
     """A client of the worker called `name`. Nothing is opened before the first request, so this may be called at import time and before a fork.
 
@@ -43,8 +46,12 @@ def connect(
     on_full: what a request does when no slot is free: "reject" (QueueFull), "block" (until its timeout) or "fallback" (call `fallback(request)` in
         this process). Default: as the worker says; "fallback" if one is given.
     wake: how this process waits for answers: "park", "adaptive" or "busy". Default: as the worker does.
+    group: the Unix group whose members' workers are trusted; without it only a worker of this user is. See the worker's option of that name.
+    allow_pickle: values of other types cross by pickle, if the worker allows it too. Only where every process that uses this worker may run any code here.
     """
-    return Client(name, connect_timeout_s=connect_timeout_s, on_full=on_full, fallback=fallback, wake=wake)
+    return Client(
+        name, connect_timeout_s=connect_timeout_s, on_full=on_full, fallback=fallback, wake=wake, group=group, allow_pickle=allow_pickle
+    )  # fmt: skip
 
 
 class Client:
@@ -58,6 +65,8 @@ class Client:
         on_full: str | None = None,
         fallback: Callable[[Any], Any] | None = None,
         wake: str | None = None,
+        group: str | None = None,
+        allow_pickle: bool = False,
     ) -> None:
         shm_name(name)  # a bad name is an error here, not at the first request
         choice(WAKE, wake, "wake")
@@ -68,10 +77,13 @@ class Client:
             raise ValueError(f"fallback={fallback!r}: give a callable that takes the request")
         if isinstance(connect_timeout_s, bool) or not isinstance(connect_timeout_s, (int, float)) or not 0 <= connect_timeout_s <= 1e9:
             raise ValueError(f"connect_timeout_s={connect_timeout_s!r}: give seconds from 0 to 1e9")
-        self.name, self.connect_timeout_s = name, connect_timeout_s
+        if not isinstance(allow_pickle, bool):
+            raise ValueError(f"allow_pickle={allow_pickle!r}: give True or False")
+        self.name, self.connect_timeout_s, self._allow_pickle = name, connect_timeout_s, allow_pickle
+        self._gid = -1 if group is None else group_id(group)
         self._on_full, self._fallback, self._wake = on_full, fallback, wake
         self._link: Link | None = None
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._reserved: dict[int, weakref.ref[Reservation]] = {}  # by id of the array
         self._closed = False
         _clients.add(self)
@@ -163,6 +175,8 @@ class Client:
             link, self._link = self._link, None
         if link is not None and link.pid == os.getpid():
             link.segment.leave()
+            if not link.segment.is_own:
+                spill.sweep(link.segment)
 
     def __enter__(self) -> Client:
         return self
@@ -207,19 +221,21 @@ class Client:
             pause_s = min(pause_s * 1.5, 0.05)
 
     def _try_to_link(self) -> GpuWorkerError | None:
-        """Sets `_link`, or returns why that must wait. Raises SegmentError for what waiting does not cure."""
+        """Sets `_link`, or returns why that must wait. Raises SegmentError and WorkerDied for what waiting does not cure."""
         try:
-            segment = Segment.attach(self.name)
+            segment = Segment.attach(self.name, gid=self._gid)
         except WorkerNotFound as missing:
             return missing
-        if segment.owner_is_dead():
-            return WorkerNotFound(f"the owner of worker {self.name!r} (pid {segment.owner().pid}) is dead; start it again")
         state = segment.overview().state
-        if state != State.SERVING:
+        if state == State.FAILED:
+            raise remedies.failed(segment)
+        if segment.is_dead():
+            return WorkerNotFound(f"the owner of worker {self.name!r} (pid {segment.owner().pid}) is dead; start it again")
+        if state not in (State.SERVING, State.RESTARTING):
             return WorkerNotFound(f"worker {self.name!r} is {state_name(state)}")
         if not segment.join():
             return SegmentError(f"all max_clients={segment.overview().max_participants} places of worker {self.name!r} are taken")
-        self._link = Link(segment, self._wake)
+        self._link = Link(segment, self._wake, self._allow_pickle)
         return None
 
     def _overflow(self, problem: int, request: Any, deadline_ns: int) -> Pending:
@@ -262,7 +278,7 @@ class Client:
                     raise DeadlineExceeded("the timeout passed while waiting for a free slot; the request did not run", "claiming")
                 until_ns = now + SLICE_NS
                 ticket = lib.gw_claim_wait(link.port, min(until_ns, deadline_ns) if deadline_ns else until_ns)
-                if ticket == -errno.ETIMEDOUT and link.segment.owner_is_dead():
+                if ticket == -errno.ETIMEDOUT and link.segment.is_dead():
                     raise link.died()
             if ticket >= 0:
                 return link, ticket
@@ -272,7 +288,7 @@ class Client:
 def _after_fork_in_child() -> None:
     """Links belong to the parent: the child makes its own. Locks may have been held by threads that do not exist here."""
     for client in list(_clients):
-        client._lock = threading.Lock()
+        client._lock = Lock()
         client._link = None
         client._reserved = {}
 

@@ -25,10 +25,10 @@ _BEFORE_FORK = "this request belongs to another process (it was made before a fo
 class Link:
     """One segment that this process has joined. Thread-safe; of no use in a forked child (calls fail with ECHILD there, and nothing is touched)."""
 
-    def __init__(self, segment: Segment, wake: str | None = None) -> None:
+    def __init__(self, segment: Segment, wake: str | None = None, allow_pickle: bool = False) -> None:
         overview = segment.overview()
         self.segment, self.port, self.pid = segment, segment.port, os.getpid()
-        self.allow_pickle = bool(overview.allow_pickle)
+        self.allow_pickle = allow_pickle and bool(overview.allow_pickle)  # both: any frontend can write what the segment says
         self.max_payload_bytes: int = overview.max_payload_bytes
         self.window = max(1, min(4 * overview.max_batch_size, overview.quota_shared))  # how far Client.map runs ahead
         self.on_full = "block" if overview.on_full == lib.GW_BLOCK else "reject"
@@ -114,16 +114,16 @@ class Link:
         if kind == _ARRAY:
             return self._take_array(ticket, response)
         if kind & _SPILLED:
-            area = spill.open_(self.segment, ticket, spill.RESPONSE, total)
+            area, copy = spill.read(self.segment, ticket, spill.RESPONSE, total), False
             spill.remove(self.segment, ticket, spill.RESPONSE)
             kind &= ~_SPILLED
         else:
-            area = self._responses[ticket & SLOT_MASK]
+            area, copy = self._responses[ticket & SLOT_MASK], True
         if kind >= _ERROR:
             blob = bytes(area[:total])
             _release(self.port, ticket)
-            raise remedies.failure(kind, blob)
-        value = decode(kind, response >> META_SHIFT & META_MASK, total, area, True, self.allow_pickle)
+            raise remedies.failure(kind, blob, self.segment)
+        value = decode(kind, response >> META_SHIFT & META_MASK, total, area, copy, self.allow_pickle)
         _release(self.port, ticket)
         return value
 
@@ -150,13 +150,17 @@ class Link:
                 raise DeadlineExceeded(f"no answer within the timeout; the request was {stage}" + ("" if running else " and will not run"), stage)
             return  # answered in this very moment
         state = self.segment.overview().state
-        if state >= State.STOPPED and not self.is_answered(ticket):
-            raise WorkerDraining(f"worker {self.segment.name!r} has stopped")
-        if self.segment.owner_is_dead() and not self.is_answered(ticket):
-            raise self.died()
+        if state < State.STOPPED and not self.segment.is_dead():
+            return  # an owner runs, or its supervisor is about to start one
+        if not self.is_answered(ticket):
+            raise remedies.failed(self.segment) if state == State.FAILED else self.died() if state < State.STOPPED else self.stopped()
+
+    def stopped(self) -> WorkerDraining:
+        """The error for an owner that has stopped."""
+        return WorkerDraining(f"worker {self.segment.name!r} has stopped")
 
     def died(self) -> WorkerDied:
-        """The error for an owner that was found dead; the client looks for another before it sends more."""
+        """The error for an owner that was found dead, its supervisor too; the client looks for others before it sends more."""
         self.lost = True
         return WorkerDied(f"worker {self.segment.name!r} (pid {self.segment.owner().pid}) died before it answered")
 
@@ -191,7 +195,7 @@ class Link:
 
     def is_usable(self) -> bool:
         """Whether new requests can go this way: the segment is its worker's current one, its owner lives, and we are who joined it."""
-        return os.getpid() == self.pid and self.segment.overview().state < State.STOPPED and not self.segment.owner_is_dead()
+        return os.getpid() == self.pid and self.segment.overview().state < State.STOPPED and not self.segment.is_dead()
 
 
 class Draft:
@@ -204,6 +208,8 @@ class Draft:
         self.spilled = total_bytes > link.segment.request_bytes
         self._published = False
         try:
+            if self.spilled and not link.segment.is_own:
+                spill.sweep(link.segment)  # what of ours the owner is done with: it may not remove another user's files
             slot = link.segment.requests[ticket & SLOT_MASK]
             self.area = spill.create(link.segment, ticket, spill.REQUEST, total_bytes) if self.spilled else slot[:total_bytes]
         except BaseException:

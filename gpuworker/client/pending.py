@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import threading
+import os
 import time
 from typing import TYPE_CHECKING, Any
 
 from gpuworker._native import lib
-from gpuworker.errors import DeadlineExceeded, RequestCancelled
+from gpuworker.client.locks import Lock
+from gpuworker.errors import DeadlineExceeded, RequestCancelled, SegmentError
 
 if TYPE_CHECKING:
     from gpuworker.client.link import Link
@@ -28,7 +29,7 @@ class Pending:
     def __init__(self, link: Link | None, ticket: int, deadline_ns: int) -> None:
         self._settled = self._cancelled = False
         self._link, self._ticket, self._deadline_ns = link, ticket, deadline_ns
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._value: Any = None
         self._error: Exception | None = None
 
@@ -49,6 +50,9 @@ class Pending:
         if timeout is not None:
             own = deadline(timeout)
             deadline_ns = min(deadline_ns, own) if deadline_ns else own
+        link = self._link
+        if link is not None and link.pid != os.getpid():  # asked first: a thread that does not exist here may have held the lock
+            raise SegmentError("this request belongs to another process (it was made before a fork)")
         if not self._lock.acquire(timeout=-1 if not deadline_ns else max(deadline_ns - time.monotonic_ns(), 0) / 1e9):
             raise DeadlineExceeded("the timeout passed while another thread was waiting for the same answer", "queued")
         try:

@@ -9,6 +9,7 @@ from typing import Any
 from gpuworker._native import lib
 from gpuworker.errors import DeadlineExceeded, QueueFull, RemoteError, SegmentError, WorkerDied, WorkerDraining
 from gpuworker.payload import decode_error
+from gpuworker.segment import Segment
 
 
 def explain(problem: int, if_child: str) -> str:
@@ -23,7 +24,12 @@ def queue_full(port: Any, problem: int, capacity: int) -> QueueFull:
     return QueueFull(f"{why}; try again in about {retry_after_ms:.0f} ms, or use on_full='block' or a larger capacity", retry_after_ms)
 
 
-def failure(kind: int, blob: bytes) -> Exception:
+def failed(segment: Segment) -> WorkerDied:
+    """The error for a worker that its supervisor has given up."""
+    return WorkerDied(f"worker {segment.name!r} has failed and is not started again: {segment.note()}")
+
+
+def failure(kind: int, blob: bytes, segment: Segment) -> Exception:
     """The error that a response of this kind stands for."""
     if kind == lib.GW_KIND_ERROR:
         return decode_error(blob) if blob else RemoteError("Exception", "an error that did not fit max_response_bytes")
@@ -32,5 +38,9 @@ def failure(kind: int, blob: bytes) -> Exception:
     if kind == lib.GW_KIND_DRAINING:
         return WorkerDraining("the worker stopped before it came to this request; it did not run")
     if kind == lib.GW_KIND_DIED:
-        return WorkerDied("the owner died each time it ran this request; it will not be tried again")
+        return WorkerDied("the owner died while it ran this request; it will not be tried again")
+    if kind == lib.GW_KIND_STUCK:
+        return WorkerDied("this request's batch ran for longer than run_timeout_s, so its owner was ended; it will not be tried again")
+    if kind == lib.GW_KIND_FAILED:
+        return failed(segment)
     return SegmentError(f"malformed response of kind {kind}")

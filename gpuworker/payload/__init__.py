@@ -12,7 +12,7 @@ An area starts on a cache line and holds `meta`, padding to the next multiple of
 Whatever lies in an area is untrusted: descriptions are copied out once, checked against the area's size, then used.
 """
 
-from gpuworker.payload.arrays import Data, Layout, Parts, array_in, parse_layout, view_array, write_data
+from gpuworker.payload.arrays import Data, Layout, Parts, array_in, contiguous, parse_layout, view_array, write_data
 from gpuworker.payload.codec import array_layout, decode, encode
 from gpuworker.payload.failure import decode_error, encode_error
 
@@ -22,6 +22,7 @@ __all__ = [
     "Parts",
     "array_in",
     "array_layout",
+    "contiguous",
     "decode",
     "decode_error",
     "encode",

@@ -153,6 +153,15 @@ def write_data(data: Data, area: memoryview) -> None:
         _memmove(area, data, len(data))
 
 
+def contiguous(data: Data, data_bytes: int) -> memoryview:
+    """What `encode` returned, as it lies in an area, in one piece of memory."""
+    if isinstance(data, Parts):
+        memory = np.zeros(data_bytes, _UINT8).data  # nothing of ours shows in the gaps
+        data.write(memory)
+        return memory
+    return memoryview(data if isinstance(data, bytes) else ffi.buffer(data))
+
+
 def copy_array(layout: Layout, area: memoryview, start: int) -> Array:
     """A fresh writable copy, on a cache line, of the array at `start`; the caller has checked that it lies in the area. Raises SegmentError."""
     size = layout.data_bytes

@@ -1,8 +1,9 @@
 """Is that process dead? Asked of the kernel, never of a clock: a process that is stopped for an hour is alive.
 
 In one pid namespace the proof is a pidfd, checked once against the process's start time so that a reused pid cannot pass for the old process; it
-is not misled by a program that closes all its descriptors, nor by a forked child that keeps one. Across pid namespaces (two containers sharing
-/dev/shm, both with pid 1) it is the lock byte that every participant holds (native/port.c).
+is not misled by a program that closes all its descriptors, nor by a forked child that keeps one. A process that has executed another program lives, but
+has neither the lock byte nor the mapping any more, and so cannot touch the segment. Across pid namespaces (two containers sharing /dev/shm, both with
+pid 1) it is the lock byte that every participant holds (native/port.c).
 """
 
 from __future__ import annotations
@@ -55,18 +56,19 @@ class Watch:
             return
         try:
             self._pidfd = os.pidfd_open(self._who.pid)
-            self._dead = not self._is_running()
         except ProcessLookupError:
             self._dead = True
+            return
         except (OSError, OverflowError):
-            pass  # no descriptor to be had, or a pid that is none: the lock byte decides
-
-    def _is_running(self) -> bool:
-        """Whether the pid still stands for the process we mean."""
+            return  # no descriptor to be had, or a pid that is none: the lock byte decides
         try:
-            return start_ticks(self._who.pid) == self._who.start_ticks
+            self._dead = start_ticks(self._who.pid) != self._who.start_ticks
         except ProcessLookupError:
-            return False
+            self._dead = self._has_ended()
+            if not self._dead:  # /proc hides other users' processes here (hidepid): the lock byte decides
+                self.close()
+        except OSError:
+            self.close()
 
     def is_dead(self) -> bool:
         """Whether the kernel says that no thread of the process can run any more."""
@@ -75,17 +77,20 @@ class Watch:
         if self._pidfd < 0:
             self._dead = lib.gw_is_locked(self._probe_fd, self._lock_index) == 0
             return self._dead
-        poll = select.poll()
-        poll.register(self._pidfd, select.POLLIN)
-        events = poll.poll(0)
-        if not events:
-            return False
+        if not self._has_ended():
+            self._dead = not lib.gw_is_locked(self._probe_fd, self._lock_index) and not has_mapped(self._who.pid, self._probe_fd)
+            return self._dead
         if _is_pidfd_of(self._pidfd, self._who.pid):
             self._dead = True
         else:  # this program closed all its descriptors, and the number may be somebody else's now: it is not ours to close
             self._pidfd = -1
             self._open()
         return self._dead
+
+    def _has_ended(self) -> bool:
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        return bool(poll.poll(0))
 
     def close(self) -> None:
         """Gives the descriptor back."""
@@ -98,6 +103,16 @@ class Watch:
             self.close()
         except Exception:
             pass
+
+
+def has_mapped(pid: int, fd: int) -> bool:
+    """Whether the process has the file mapped; also said of one that we may not look into."""
+    inode = b" %d " % os.fstat(fd).st_ino
+    try:
+        with open(f"/proc/{pid}/maps", "rb") as file:
+            return any(inode in line for line in file)
+    except OSError:
+        return True
 
 
 def _is_pidfd_of(fd: int, pid: int) -> bool:

@@ -15,7 +15,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 _FILE = re.compile(rf"{PREFIX}([A-Za-z0-9][A-Za-z0-9_-]{{0,99}})")
 BESIDE = re.compile(rf"{PREFIX}([A-Za-z0-9][A-Za-z0-9_-]{{0,99}})\.(?:spill-.*|new-(\d+)-[0-9a-f]+)")
 """A file beside a segment: the worker's name, and for a half-made segment the pid of its maker."""
-_SPILL = re.compile(r"\.spill-([0-9a-f]+)-(\d+)-(\d+)-[qr]")
+OURS = re.compile(rf"{_FILE.pattern}(?:\.(?:spill|new)-.*)?")
+"""Any of our files: the worker's name."""
+_SPILL = re.compile(r"\.spill-([0-9a-f]{1,16})-(\d{1,4})-(\d{1,15})-[qr]")  # no more digits than ours have: others' names are not ours to read
 
 
 def shm_name(name: str) -> str:
@@ -42,7 +44,7 @@ def spill_files(name: str) -> list[tuple[str, int, int, int]]:
     """(POSIX name, nonce, slot, generation) of every spill file of this worker."""
     prefix = shm_name(name)[1:]
     found = []
-    for file in _listing():
+    for file in listing():
         match = _SPILL.fullmatch(file, len(prefix)) if file.startswith(prefix) else None
         if match:
             found.append((f"/{file}", int(match[1], 16), int(match[2]), int(match[3])))
@@ -51,7 +53,7 @@ def spill_files(name: str) -> list[tuple[str, int, int, int]]:
 
 def worker_names() -> list[str]:
     """Names of all segments on this machine, dead or alive, of any user."""
-    return sorted(match[1] for match in map(_FILE.fullmatch, _listing()) if match)
+    return sorted(match[1] for match in map(_FILE.fullmatch, listing()) if match)
 
 
 def temporary_name(name: str) -> str:
@@ -62,7 +64,13 @@ def temporary_name(name: str) -> str:
 def leftover_temporaries(name: str) -> list[str]:
     """POSIX names of half-made segments of this worker."""
     prefix = shm_name(name)[1:] + ".new-"
-    return [f"/{file}" for file in _listing() if file.startswith(prefix)]
+    return [f"/{file}" for file in listing() if file.startswith(prefix)]
+
+
+def maker(temporary: str) -> str:
+    """The pid of who makes, or made, a half-made segment; empty for a name that is none."""
+    match = BESIDE.fullmatch(temporary[1:])
+    return match[2] or "" if match else ""
 
 
 def unlink(posix_name: str) -> bool:
@@ -74,8 +82,9 @@ def unlink(posix_name: str) -> bool:
     return True
 
 
-def _listing() -> list[str]:
+def listing() -> list[str]:
+    """All files in /dev/shm. Raises SegmentError."""
     try:
         return os.listdir(SHM_DIR)
     except OSError as error:
-        raise SegmentError(f"{SHM_DIR} cannot be listed ({error.strerror}); gpuworker needs POSIX shared memory there") from error
+        raise SegmentError(f"{SHM_DIR} cannot be listed ({error.strerror}); gpuworker needs POSIX shared memory there: mount a tmpfs") from error

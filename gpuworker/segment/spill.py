@@ -2,36 +2,35 @@
 
 Such a file is needed exactly as long as its slot's life lasts, so whoever finds one can tell from the slot's word alone whether it is garbage: no
 list of files is kept, and none has to survive a crash. The requester removes the file of a request that never ran and of a response it has read;
-the owner those of a request it has finished; `sweep` the rest.
+the owner those of a request it has finished; `sweep` the rest. In a segment that a group shares neither side may remove the other user's files: it
+cuts them to nothing, and their maker's side removes the names.
+
+They are read and, by the owner, written with system calls: whoever may open such a file may also truncate it, and that would kill a process that has
+it mapped (SIGBUS). Only a client maps one, its own request, so that it can be filled in place.
 """
 
 from __future__ import annotations
 
-import mmap
 import os
 
-import posix_ipc
+import numpy as np
 
-from gpuworker._native import lib
+from gpuworker._native import ffi, lib
 from gpuworker.errors import SegmentError
-from gpuworker.segment import names
-from gpuworker.segment.segment import Segment, reserve
-from gpuworker.segment.wire import SLOT_BITS, SLOT_MASK
+from gpuworker.segment import files, names
+from gpuworker.segment.segment import Segment
+from gpuworker.segment.wire import LINE, SLOT_BITS, SLOT_MASK
 
 REQUEST, RESPONSE = "q", "r"
+_UINT8 = np.dtype(np.uint8)
 
 
 def create(segment: Segment, ticket: int, kind: str, size: int) -> memoryview:
     """A new file of `size` bytes for this life of a slot, mapped for writing. Raises SegmentError when the memory is not there."""
-    name = _name(segment, ticket, kind)
+    fd = _make(segment, ticket, kind, size)
     try:
-        fd = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=0o600).fd
-    except (posix_ipc.Error, OSError) as error:
-        raise SegmentError(f"no file can be made beside the segment for a payload of {size:,} bytes: {error}") from None
-    try:
-        os.fchmod(fd, 0o600)  # whatever the umask
-        reserve(fd, size, "this one payload is too large for what is left")
-        return memoryview(mmap.mmap(fd, size))
+        with files.explained(f"{size:,} bytes of a payload cannot be mapped"):
+            return memoryview(files.map_(fd, size))
     except BaseException:
         remove(segment, ticket, kind)
         raise
@@ -39,23 +38,64 @@ def create(segment: Segment, ticket: int, kind: str, size: int) -> memoryview:
         os.close(fd)
 
 
-def open_(segment: Segment, ticket: int, kind: str, size: int) -> memoryview:
-    """The file of this life, mapped read-only. Raises SegmentError when it is missing or shorter than `size`."""
+def write(segment: Segment, ticket: int, kind: str, parts: list[memoryview]) -> None:
+    """A new file that holds these parts one after the other. Raises SegmentError when the memory is not there."""
+    size = sum(part.nbytes for part in parts)
+    fd = _make(segment, ticket, kind, size)
     try:
-        fd = posix_ipc.SharedMemory(_name(segment, ticket, kind), read_only=True).fd
-    except (posix_ipc.Error, OSError):
-        raise SegmentError("malformed payload: its spill file is missing") from None
-    try:
-        if os.fstat(fd).st_size < max(size, 1):
-            raise SegmentError("malformed payload: its spill file is too short")
-        return memoryview(mmap.mmap(fd, size, prot=mmap.PROT_READ))
+        with files.explained(f"{size:,} bytes of a payload cannot be written"):
+            at = 0
+            for part in parts:
+                done = 0
+                while done < part.nbytes:
+                    done += os.pwrite(fd, part[done:], at + done)
+                at += done
+    except BaseException:
+        remove(segment, ticket, kind)
+        raise
     finally:
         os.close(fd)
 
 
+def _make(segment: Segment, ticket: int, kind: str, size: int) -> int:
+    shared = kind == RESPONSE or not segment.is_own  # our own user's owner can read what we make anyway
+    if kind == RESPONSE:  # there may be one: of an owner that was killed before it had answered this very request
+        remove(segment, ticket, kind)
+    with files.explained(f"no file can be made for a payload of {size:,} bytes"):
+        return files.create(_name(segment, ticket, kind), size, segment.gid if shared else -1, "this one payload is too large for what is left")
+
+
+def read(segment: Segment, ticket: int, kind: str, size: int) -> memoryview:
+    """What the file of this life holds, in memory of our own, on a cache line. Raises SegmentError when it is missing or shorter than `size`."""
+    what = f"a payload of {size:,} bytes cannot be read"
+    with files.explained(what):
+        try:
+            fd = files.open_(_name(segment, ticket, kind), read_only=True)
+        except FileNotFoundError:
+            raise SegmentError("malformed payload: its spill file is missing") from None
+        try:
+            if os.fstat(fd).st_size < size:
+                raise SegmentError("malformed payload: its spill file is too short")
+            try:
+                memory = np.empty(size + LINE, _UINT8)
+            except MemoryError:
+                raise SegmentError(f"{what}: no memory left for it") from None
+            skip = -int(ffi.cast("uintptr_t", ffi.from_buffer(memory))) % LINE
+            content = memory.data[skip : skip + size]
+            done = 0
+            while done < size:
+                part = os.preadv(fd, [content[done:]], done)
+                if not part:  # its sender has truncated it since
+                    raise SegmentError("malformed payload: its spill file is too short")
+                done += part
+            return content
+        finally:
+            os.close(fd)
+
+
 def remove(segment: Segment, ticket: int, kind: str) -> None:
-    """Removes the file, if it is there. Mappings of it live on."""
-    names.unlink(_name(segment, ticket, kind))
+    """Removes the file, if it is there."""
+    _discard(segment, _name(segment, ticket, kind))
 
 
 def sweep(segment: Segment, strangers: bool = False) -> int:
@@ -65,10 +105,14 @@ def sweep(segment: Segment, strangers: bool = False) -> int:
     """
     removed = 0
     for posix_name, nonce, slot, generation in names.spill_files(segment.name):
-        is_over = nonce == segment.nonce and lib.gw_phase(segment.port, generation << SLOT_BITS | slot) <= lib.GW_FREE
+        is_over = nonce == segment.nonce and (slot > SLOT_MASK or lib.gw_phase(segment.port, generation << SLOT_BITS | slot) <= lib.GW_FREE)
         is_garbage = is_over or (strangers and nonce != segment.nonce)
-        removed += is_garbage and names.unlink(posix_name)
+        removed += is_garbage and _discard(segment, posix_name)
     return removed
+
+
+def _discard(segment: Segment, posix_name: str) -> bool:
+    return files.discard(posix_name) if segment.gid >= 0 else names.unlink(posix_name)
 
 
 def _name(segment: Segment, ticket: int, kind: str) -> str:

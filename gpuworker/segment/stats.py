@@ -47,12 +47,18 @@ class ClientView:
 @dataclasses.dataclass(frozen=True)
 class Stats:
     """One worker at one moment. The waits of a request, in order: claim_wait (for a free slot), queue_wait (until the owner saw it), batch_wait
-    (until its batch left), run, wake (until its caller ran again)."""
+    (until its batch left), run, wake (until its caller ran again). `alive`: its owner or its supervisor lives (an owner without a supervisor is its
+    own); `note`: why the last owner died, or why a reload failed."""
 
     name: str
     state: str
     owner_pid: int
     owner_alive: bool
+    supervisor_pid: int
+    alive: bool
+    restarts: int
+    reloads: int
+    note: str
     uptime_s: float
     heartbeat_age_s: float
     batch_running_s: float
@@ -119,6 +125,11 @@ class Stats:
             state=state_name(o.state),
             owner_pid=o.owner.pid,
             owner_alive=not segment.owner_is_dead(),
+            supervisor_pid=o.supervisor.pid,
+            alive=not segment.is_dead(),
+            restarts=o.restarts,
+            reloads=o.reloads,
+            note=segment.note(),
             uptime_s=_seconds_since(o.started_ns, now_ns),
             heartbeat_age_s=_seconds_since(o.heartbeat_ns, now_ns),
             batch_running_s=_seconds_since(o.batch_started_ns, now_ns),
@@ -158,11 +169,12 @@ class Stats:
 
 
 def _info(segment: Segment) -> dict[str, Any]:
+    """`handler` and `options`, if they are what they should be: any frontend can write there, and a reader may come while the owner writes."""
     try:
         info = json.loads(segment.info() or b"{}")
-    except ValueError:  # read while it was being written
+        return {key: info[key] for key, kind in (("handler", str), ("options", dict)) if isinstance(info[key], kind)}
+    except (ValueError, RecursionError, TypeError, KeyError):
         return {}
-    return info if isinstance(info, dict) else {}
 
 
 def _clients(segment: Segment) -> tuple[ClientView, ...]:

@@ -1,20 +1,25 @@
-"""The owner process that gpuworker.Worker starts: `python -m gpuworker.worker JOB_FD STATUS_FD`. Not for people; they use `gpuworker serve`."""
+"""The owner process that a supervisor starts: `python -m gpuworker.worker JOB_FD STATUS_FD`. Not for people; they use `gpuworker serve`.
+
+From JOB_FD it reads what to run, and later one byte when it is its turn to own the segment. To STATUS_FD it reports, in lines of JSON, `loaded`, `ready`,
+`released`, or the `error` and `traceback` that prevented them (see owner_process.py).
+"""
 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import json
-import logging
 import os
 import pickle
 import signal
 import sys
-import traceback
 from multiprocessing import spawn
+from types import FrameType
 from typing import Any
 
 from gpuworker._native import lib
-from gpuworker.worker import process
+from gpuworker.worker import blame, logs, process
+from gpuworker.worker.job import receive
 from gpuworker.worker.options import WorkerOptions
 from gpuworker.worker.session import Session
 
@@ -22,32 +27,45 @@ PARENT_GRACE_NS = 1_000_000_000
 
 
 def main(job_fd: int, status_fd: int) -> int:
-    """Runs one session; reports readiness or the error that prevented it as one line of JSON."""
-    logging.basicConfig(level=os.environ.get("GPUWORKER_LOG", "WARNING"), format="%(asctime)s %(name)s[%(process)d] %(levelname)s %(message)s")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal group; the parent decides what it means
-    with open(job_fd, "rb") as pipe:
-        preparation, handler_pickle, name, options, parent_pid = pickle.loads(pipe.read(int.from_bytes(pipe.read(8), "little")))
+    """Runs one session."""
+    logs.set_up()
+    faulthandler.enable()  # a crash's last words
+    job, parent_pid = receive(job_fd)
     end_with_parent(parent_pid)
+    is_ready = False
 
-    def report(message: dict[str, Any]) -> None:
+    def report(**message: Any) -> None:
+        nonlocal is_ready
+        is_ready = is_ready or "ready" in message
         with contextlib.suppress(BrokenPipeError):
             os.write(status_fd, json.dumps(message).encode() + b"\n")
-        os.close(status_fd)
-        reported.append(True)
 
-    reported: list[bool] = []
+    def await_turn() -> None:
+        report(loaded=True)
+        if not os.read(job_fd, 1):
+            sys.exit("the supervisor of this owner is gone")
+
+    handler: Any = None
     try:
         process.BOOTSTRAPPING = True
-        spawn.prepare(preparation)
-        handler = pickle.loads(handler_pickle)
+        if job.preparation:
+            spawn.prepare(job.preparation)
+        handler = pickle.loads(job.handler)
         process.BOOTSTRAPPING = False
-        session = Session(handler, name, WorkerOptions.of(options))
-        signal.signal(signal.SIGTERM, session.on_signal)
-        session.run(lambda: report({"ready": os.getpid()}))
+        session = Session(handler, job.name, WorkerOptions.of(job.options), await_turn=await_turn)
+
+        def drain(number: int, frame: FrameType | None) -> None:
+            if session.owner.stop_ns is None:  # a service manager may have sent it too
+                session.on_signal(number, frame)
+
+        signal.signal(signal.SIGTERM, drain)
+        signal.signal(signal.SIGINT, session.on_signal)
+        signal.signal(signal.SIGUSR1, lambda *_: session.owner.hand_over())
+        session.run(lambda: report(ready=True), lambda: report(released=session.owner.is_handing_over))
     except BaseException as error:
-        if reported:
+        if is_ready:
             raise
-        report({"error": "".join(traceback.format_exception_only(error)).strip(), "traceback": traceback.format_exc()})
+        report(**blame.explain(error, handler))
         return 1
     return 0
 

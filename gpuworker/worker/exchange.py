@@ -7,7 +7,7 @@ from typing import Any
 
 from gpuworker._native import lib
 from gpuworker.errors import GpuWorkerError, PayloadTooLarge, SegmentError
-from gpuworker.payload import Data, Parts, decode, encode, encode_error, view_array, write_data
+from gpuworker.payload import Data, Parts, contiguous, decode, encode, encode_error, view_array, write_data
 from gpuworker.segment import Segment, spill
 from gpuworker.segment.wire import KIND_SHIFT, META_MASK, META_SHIFT, SLOT_MASK, TOTAL_MASK, data_start, describe
 from gpuworker.worker.options import WorkerOptions
@@ -48,7 +48,7 @@ class Exchange:
                     requests.append(self._decode(ticket, request))
             except Exception as error:
                 tickets.remove(ticket)
-                self._unreadable.append((ticket, error))
+                self._unreadable.append((ticket, _bare(error)))
         return tickets, requests
 
     def _array(self, slot: int, request: int) -> Any:
@@ -68,7 +68,7 @@ class Exchange:
         if kind & _SPILLED:
             kind &= ~_SPILLED
             self._spilled.add(ticket)
-            area = spill.open_(self._segment, ticket, spill.REQUEST, total)
+            area = spill.read(self._segment, ticket, spill.REQUEST, total).toreadonly()
         if kind >= _ERROR:
             raise SegmentError(f"malformed payload: kind {kind}")
         return decode(kind, request >> META_SHIFT & META_MASK, total, area, False, self._options.allow_pickle)
@@ -92,7 +92,7 @@ class Exchange:
                     self._respond_in_pieces(ticket, kind, meta, data, data_bytes)
                 return
         except GpuWorkerError as error:
-            outcome = error
+            outcome = _bare(error)
         except BaseException as error:  # a value's own code may raise anything; it is its caller's error, not the owner's end
             log.exception("a result could not be encoded")
             outcome = error
@@ -108,13 +108,14 @@ class Exchange:
         total = start + data_bytes
         if total <= self._segment.response_bytes:
             area = self._segment.responses[ticket & SLOT_MASK]
+            area[: len(meta)] = meta
+            write_data(data, area[start:total])
         elif total <= self._options.max_payload_bytes:
-            area, kind = spill.create(self._segment, ticket, spill.RESPONSE, total), kind | _SPILLED
+            spill.write(self._segment, ticket, spill.RESPONSE, [memoryview(meta.ljust(start, b"\0")), contiguous(data, data_bytes)])
             self._spilled.add(ticket)
+            kind |= _SPILLED
         else:
             raise PayloadTooLarge(total, self._options.max_payload_bytes, "response")
-        area[: len(meta)] = meta
-        write_data(data, area[start:total])
         lib.gw_responded(self._port, ticket, describe(kind, len(meta), total))
 
     def clean_up(self) -> None:
@@ -124,3 +125,9 @@ class Exchange:
             spill.remove(self._segment, ticket, spill.REQUEST)
             if lib.gw_phase(self._port, ticket) <= lib.GW_FREE:  # nobody is left to read the response
                 spill.remove(self._segment, ticket, spill.RESPONSE)
+
+
+def _bare(error: Exception) -> Exception:
+    """An error of our own says all in its message; a traceback would only tell the caller where the owner's files lie."""
+    error.__traceback__ = error.__cause__ = error.__context__ = None
+    return error

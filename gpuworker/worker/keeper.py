@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
 import time
 
 from gpuworker._native import ffi, lib
+from gpuworker.errors import SegmentError
 from gpuworker.segment import Identity, Segment, spill
 from gpuworker.segment.liveness import Watch
 from gpuworker.worker.owner import Owner
@@ -22,9 +24,9 @@ EXIT_GRACE_NS = 1_000_000_000
 class Keeper(threading.Thread):
     """The owner's second thread. The only one that reaps; every change it makes to a slot is a compare-and-swap that the main thread may win."""
 
-    def __init__(self, owner: Owner, may_exit: bool) -> None:
+    def __init__(self, owner: Owner, may_exit: bool, is_supervised: bool = False) -> None:
         super().__init__(name="gpuworker-keeper", daemon=True)
-        self._owner, self._segment, self._may_exit = owner, owner.segment, may_exit
+        self._owner, self._segment, self._may_exit, self._is_supervised = owner, owner.segment, may_exit, is_supervised
         self._over = threading.Event()
         self._watches: dict[int, tuple[int, Watch]] = {}
         self._view = ffi.new("gw_participant_view *")
@@ -65,7 +67,11 @@ class Keeper(threading.Thread):
                 "the segment's file was removed by somebody else (systemd's RemoveIPC?): joined clients go on, new ones cannot find this worker"
             )
         if self._may_exit and self._owner.stop_ns is not None and now_ns > self._owner.stop_ns + EXIT_GRACE_NS:
-            self._give_up()
+            self._give_up("draining took longer than drain_timeout_s: the running batch is given up")
+        limit_s, began_ns = self._owner.options.run_timeout_s, self._segment.overview().batch_started_ns
+        if self._may_exit and not self._is_supervised and limit_s is not None and began_ns and now_ns > began_ns + limit_s * 1e9:
+            lib.gw_recover(port, 1, lib.GW_KIND_STUCK)
+            self._give_up("a batch ran for longer than run_timeout_s")
 
     def _reap(self) -> None:
         reaped = index = 0
@@ -75,6 +81,7 @@ class Keeper(threading.Thread):
             except Exception:  # a scribbled entry is no reason to forget those behind it
                 log.exception("client %d cannot be looked at", index)
         lib.gw_count_alive(self._segment.port)
+        lib.gw_free_strays(self._segment.port)
         if reaped:
             spill.sweep(self._segment)
 
@@ -98,13 +105,15 @@ class Keeper(threading.Thread):
             known = self._watches[index] = (word, Watch(Identity(who.pid, who.start_ticks, who.pid_namespace), self._segment.fd, index))
         return known[1].is_dead()
 
-    def _give_up(self) -> None:
-        log.error("draining took longer than drain_timeout_s: the running batch is given up")
-        retire(self._segment)
+    def _give_up(self, why: str) -> None:
+        log.error("%s", why)
+        if not self._is_supervised:
+            retire(self._segment)
         os._exit(1)
 
 
 def retire(segment: Segment) -> None:
     """The end of a segment, and of what lies beside it."""
     segment.retire()
-    spill.sweep(segment)
+    with contextlib.suppress(SegmentError):  # without a descriptor to list /dev/shm by they stay, for `gpuworker doctor --clean`
+        spill.sweep(segment)

@@ -7,6 +7,7 @@ keeper's (worker/keeper.py).
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -36,6 +37,7 @@ class Owner:
         self._exchange = Exchange(segment, options)
         self._taken = ffi.new("uint64_t[]", 2 * segment.capacity)
         self._stop_ns: int | None = None
+        self.is_handing_over = False
 
     def stop(self, drain: bool = True) -> None:
         """Takes nothing new from now on. With `drain` what is there is finished within drain_timeout_s, else refused at once. From any thread."""
@@ -44,10 +46,15 @@ class Owner:
         lib.gw_set_state(self._port, State.DRAINING)
         lib.gw_bell(self._port)
 
+    def hand_over(self) -> None:
+        """Finishes the running batch, and leaves what is queued to the next owner. From any thread."""
+        self.is_handing_over, self._stop_ns = True, time.monotonic_ns()
+        lib.gw_bell(self._port)
+
     @property
     def stop_ns(self) -> int | None:
         """When draining has to be over; None while serving."""
-        return self._stop_ns
+        return None if self.is_handing_over else self._stop_ns
 
     def run(self, on_ready: Callable[[], None]) -> None:
         """Serves until `stop`, then drains."""
@@ -60,7 +67,7 @@ class Owner:
             backlog.length = count = max(collect(port, wait_until_ns), 0)
             now_ns = clock_ns()
             if self._stop_ns is not None:
-                if not count:
+                if not count or self.is_handing_over:
                     return
                 if now_ns >= self._stop_ns:
                     for queued in backlog:
@@ -91,6 +98,8 @@ class Owner:
             outcomes = [error] * len(requests)
             raise
         finally:
+            if lib.gw_is_forked(self._port):  # the handler forked, and returned in its child too
+                os._exit(os.EX_SOFTWARE)
             self._exchange.respond(tickets, outcomes)
             lib.gw_finish(self._port, self._taken, n)
             self._exchange.clean_up()

@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import logging
 import os
-import pickle
 import select
-import signal
 import subprocess
 import sys
 import threading
-import time
-from multiprocessing import spawn
 from types import TracebackType
 from typing import Any
 
 from gpuworker.client import Client
-from gpuworker.errors import SegmentError, WorkerStartupError
+from gpuworker.errors import SegmentError, WorkerNotFound, WorkerStartupError
 from gpuworker.segment import Segment
+from gpuworker.segment.files import why
+from gpuworker.segment.segment import ORPHAN_S
 from gpuworker.segment.stats import Stats
-from gpuworker.worker.handler import name_of
+from gpuworker.worker.job import Job, send
 from gpuworker.worker.options import WorkerOptions
 from gpuworker.worker.session import Session
+from gpuworker.worker.supervisor import STOP_MARGIN_S
 
 log = logging.getLogger("gpuworker")
 
+_MORE = {"traceback": "In the owner", "words": "Its last words"}
 BOOTSTRAPPING = False  # set in the owner process while it imports the program's main script
 
 
@@ -36,8 +37,8 @@ class Worker:
         with gpuworker.Worker(run_batch, max_batch_size=64, max_wait_ms=2) as worker:
             print(worker.connect().submit("hello"))
 
-    The owner is a fresh interpreter, never a fork, and ends with this process, however this process ends. The handler is a function, a class or an
-    instance that can be imported (also from the main script, which then needs `if __name__ == "__main__":` as with multiprocessing), or "module:attr".
+    The owner is a fresh interpreter, never a fork, started again when it dies, and ends with this process, however this process ends. The handler is a
+    function, a class or an instance that can be imported (also from the main script, which then needs `if __name__ == "__main__":` as with multiprocessing), or "module:attr".
     `in_process=True` runs the owner in a thread instead, for tests and small programs: then any callable will do.
     """
 
@@ -47,22 +48,36 @@ class Worker:
                 "a Worker is started while its owner process imports the main script; put the code that starts it under if __name__ == '__main__':"
             )
         self.options = WorkerOptions.of(options)
+        if in_process and (self.options.run_timeout_s is not None or self.options.standby):
+            raise ValueError("run_timeout_s and standby need an owner that is a process: a thread cannot be ended or replaced")
         self.name = name or f"worker-{os.getpid()}-{os.urandom(4).hex()}"
         self._handler, self._in_process, self._options = handler, in_process, options
         self._made_by = os.getpid()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | None = None  # the supervisor
         self._session: Session | None = None
         self._thread: threading.Thread | None = None
 
     @property
     def pid(self) -> int | None:
-        """The owner's process id; None when it is not running."""
+        """The present owner's process id; None while there is none."""
         if self._in_process:
             return os.getpid() if self._thread is not None and self._thread.is_alive() else None
+        try:
+            segment = Segment.attach(self.name, read_only=True)
+        except (WorkerNotFound, SegmentError):
+            return None
+        return None if segment.owner_is_dead() else segment.owner().pid
+
+    @property
+    def supervisor_pid(self) -> int | None:
+        """The process that starts a new owner when one dies; None when it does not run, as with in_process=True."""
         return self._process.pid if self._process is not None and self._process.poll() is None else None
 
-    def start(self) -> Worker:
+    def start(self, *, user: int | None = None, group: int | None = None, wait_for_name: bool = False) -> Worker:
         """Starts the owner and waits until it is ready.
+
+        user, group: ids for supervisor and owner to run as, for a program that runs as root. wait_for_name: where another live worker has this name,
+        that is no error: return, and take the name over when it is free.
 
         Raises WorkerStartupError with the owner's traceback, or when startup_timeout_s has passed; with in_process=True what the handler raises itself.
         """
@@ -72,36 +87,40 @@ class Worker:
             if self._in_process:
                 self._start_thread()
             else:
-                self._start_process()
+                try:
+                    self._start_supervisor(user, group, wait_for_name)
+                except OSError as error:
+                    raise WorkerStartupError(f"worker {self.name!r} could not start: {why(error)}") from error
         except BaseException:
             self.stop()
             raise
         return self
 
     def stop(self) -> None:
-        """Drains and stops the owner: SIGTERM, and SIGKILL when drain_timeout_s has passed. Stopping twice is fine; a forked child stops nothing."""
+        """Drains and stops the owner, by force when drain_timeout_s has passed. Stopping twice is fine; a forked child stops nothing."""
         if os.getpid() != self._made_by:
             return
         if self._session is not None and self._thread is not None:
             self._session.owner.stop()
             self._thread.join()
             self._session = self._thread = None
+            atexit.unregister(self.stop)
         if self._process is not None:
             process, self._process = self._process, None
             with contextlib.suppress(ProcessLookupError):
                 process.terminate()
             try:
-                process.wait(self.options.drain_timeout_s + 3)
+                process.wait(self.options.drain_timeout_s + 2 * STOP_MARGIN_S)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
             if process.returncode:  # it had no chance to clean up
                 with contextlib.suppress(SegmentError):
-                    Segment.discard(self.name)
+                    Segment.discard(self.name, ORPHAN_S)
 
     def connect(self, **options: Any) -> Client:
-        """A client of this worker; options as for gpuworker.connect."""
-        return Client(self.name, **options)
+        """A client of this worker; options as for gpuworker.connect, pickles allowed where they are for the worker."""
+        return Client(self.name, **{"allow_pickle": self.options.allow_pickle, **options})
 
     def stats(self) -> Stats:
         """The worker's statistics now."""
@@ -128,63 +147,53 @@ class Worker:
             finally:
                 ready.set()
 
+        atexit.register(self.stop)  # the thread would be cut off, and leave its segment
         self._thread = threading.Thread(target=main, name=f"gpuworker-owner-{self.name}", daemon=True)
         self._thread.start()
         ready.wait()
         if failure:
             raise failure[0]
 
-    def _start_process(self) -> None:
-        job = self._job()
+    def _start_supervisor(self, user: int | None, group: int | None, wait_for_name: bool) -> None:
+        message = (Job.of(self._handler, self.name, self._options), os.getpid(), wait_for_name)
         job_read, job_write = os.pipe()
         status_read, status_write = os.pipe()
         with open(status_read, "rb", buffering=0) as status:
             try:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "gpuworker.worker", str(job_read), str(status_write)],
+                    [sys.executable, "-m", "gpuworker.worker.supervise", str(job_read), str(status_write)],
+                    stdin=subprocess.DEVNULL,
                     pass_fds=(job_read, status_write),
                     env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+                    start_new_session=True,  # a terminal's Ctrl-C is for this process, which decides what it means
+                    user=user,
+                    group=group,
                 )
             finally:
                 os.close(job_read)
                 os.close(status_write)
-            with contextlib.suppress(BrokenPipeError), open(job_write, "wb") as pipe:
-                pipe.write(len(job).to_bytes(8, "little") + job)
+            try:
+                with contextlib.suppress(BrokenPipeError):
+                    send(job_write, message)
+            finally:
+                os.close(job_write)
             self._wait_until_ready(status.fileno())
-
-    def _job(self) -> bytes:
-        """What the owner needs to know, pickled by reference: the handler itself travels as its import path."""
-        try:
-            handler = pickle.dumps(self._handler)
-        except Exception as error:
-            raise TypeError(
-                f"handler {name_of(self._handler)} cannot be imported by another process ({error}); "
-                "define it at the top level of a module, name it as 'module:attr', or use in_process=True"
-            ) from None
-        preparation = spawn.get_preparation_data(f"gpuworker {self.name}")
-        preparation.pop("authkey", None)
-        if b"__main__" not in handler:  # only a handler that lives in the main script makes the owner import that script
-            preparation = {key: value for key, value in preparation.items() if not key.startswith("init_main")}
-        return pickle.dumps((preparation, handler, self.name, self._options, os.getpid()))
 
     def _wait_until_ready(self, status_fd: int) -> None:
         assert self._process is not None
-        give_up = time.monotonic() + self.options.startup_timeout_s
         message = b""
         while not message.endswith(b"\n"):
             gone = self._process.poll() is not None  # asked first: what it said last is then there to be read
-            if not select.select([status_fd], [], [], 0.1)[0]:
-                if time.monotonic() > give_up:
-                    raise WorkerStartupError(f"worker {self.name!r} was not ready within startup_timeout_s={self.options.startup_timeout_s:g}")
-                if not gone:
-                    continue
+            if not select.select([status_fd], [], [], 0.1)[0] and not gone:
+                continue
             part = b"" if gone and not select.select([status_fd], [], [], 0)[0] else os.read(status_fd, 65536)
             if not part:  # or no end of file, while a process forked in between holds the pipe
-                code = self._process.wait()
-                how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
-                raise WorkerStartupError(f"the owner of worker {self.name!r} {how} before it was ready; its own output says more")
+                raise WorkerStartupError(
+                    f"the supervisor of worker {self.name!r} ended with status {self._process.wait()} before the owner was ready"
+                )
             message += part
         report = json.loads(message)
         if "error" in report:
             self._process.wait()
-            raise WorkerStartupError(f"worker {self.name!r} could not start: {report['error']}\n\nIn the owner:\n{report['traceback']}")
+            more = "".join(f"\n\n{title}:\n{report[key]}" for key, title in _MORE.items() if report.get(key))
+            raise WorkerStartupError(f"worker {self.name!r} could not start: {report['error']}{more}")

@@ -45,41 +45,59 @@ def serve(handler: Any, *, name: str, **options: Any) -> None:
 
 
 class Session:
-    """One life of an owner: owns the segment, loads the handler, serves, drains, cleans up."""
+    """One life of an owner: owns the segment, loads the handler, serves, drains, cleans up.
 
-    def __init__(self, handler: Any, name: str, options: WorkerOptions, may_exit: bool = True) -> None:
+    await_turn: for an owner with a supervisor, which holds the segment. It loads first, calls this, and owns the segment when that returns.
+    """
+
+    def __init__(self, handler: Any, name: str, options: WorkerOptions, may_exit: bool = True, await_turn: Callable[[], None] | None = None) -> None:
         self.options = options
         self.handler = Handler(handler)
-        self.segment = Segment.own(name, options.geometry)  # before loading: a name that is taken should not cost a model's load time
+        self._await_turn = await_turn
+        # Before loading: a name that is taken should not cost a model's load time.
+        self.segment = Segment.attach(name) if await_turn else Segment.own(name, options.geometry)
         self.owner = Owner(self.segment, self.handler, options, SizeOrTimeout(options.max_batch_size, options.max_wait_ms))
-        self._keeper = Keeper(self.owner, may_exit)
+        self._keeper = Keeper(self.owner, may_exit, is_supervised=await_turn is not None)
         self._name = name
         self._serving = False
 
-    def run(self, on_ready: Callable[[], None] | None = None) -> None:
-        """Loads, calls `on_ready`, serves until stopped. Raises what loading raises; the segment is gone afterwards in any case."""
+    def run(self, on_ready: Callable[[], None] | None = None, on_released: Callable[[], None] | None = None) -> None:
+        """Loads, calls `on_ready`, serves until stopped, and calls `on_released` when the segment is not ours any more. Raises what loading raises. Without
+        a supervisor the segment is gone afterwards in any case."""
         port, options = self.segment.port, self.options
         try:
-            lib.gw_recover(port, options.max_attempts)
+            if self._await_turn is not None:
+                self.handler.load()
+                self._await_turn()
+                self.segment.become_owner()
+            lib.gw_recover(port, options.attempts, lib.GW_KIND_DIED)
             lib.gw_set_policy(port, ON_FULL[options.on_full], WAKE[options.wake], *options.quotas, int(options.allow_pickle), options.max_batch_size)
             info = {"name": self._name, "handler": self.handler.name, "options": vars(options)}
             blob = json.dumps(info).encode()
             lib.gw_set_info(port, blob, len(blob))
             self._keeper.start()
-            self.handler.load()
+            if self._await_turn is None:
+                self.handler.load()
             self.owner.run(lambda: self._ready(on_ready))
         finally:
             try:
                 self._keeper.finish()
             finally:
-                retire(self.segment)
-                self.segment.close()
+                self._let_go()
+                if on_released is not None:
+                    on_released()
                 self.handler.close()
                 log.info("worker %s has stopped", self._name)
 
+    def _let_go(self) -> None:
+        if self._await_turn is None or self.segment.is_orphan():
+            retire(self.segment)
+        self.segment.close()
+
     def _ready(self, on_ready: Callable[[], None] | None) -> None:
         self._serving = True
-        log.info("worker %s is ready in process %d: %s", self._name, os.getpid(), self.handler.name)
+        supervisor = f", supervised by process {os.getppid()}" if self._await_turn is not None else ""
+        log.info("worker %s is ready in process %d%s: %s", self._name, os.getpid(), supervisor, self.handler.name)
         if on_ready is not None:
             on_ready()
 
