@@ -98,15 +98,19 @@ def remove(segment: Segment, ticket: int, kind: str) -> None:
     _discard(segment, _name(segment, ticket, kind))
 
 
-def sweep(segment: Segment, strangers: bool = False) -> int:
+def sweep(segment: Segment, strangers: bool = False, is_over: bool = False) -> int:
     """Removes every file of this segment whose slot has moved on to another life, or to none. Returns how many.
 
     strangers: also those of other segments that bore this worker's name; for an owner that starts.
+    is_over: also all that carry requests; for a segment that is served no more.
     """
     removed = 0
     for posix_name, nonce, slot, generation in names.spill_files(segment.name):
-        is_over = nonce == segment.nonce and (slot > SLOT_MASK or lib.gw_phase(segment.port, generation << SLOT_BITS | slot) <= lib.GW_FREE)
-        is_garbage = is_over or (strangers and nonce != segment.nonce)
+        if nonce != segment.nonce:
+            is_garbage = strangers
+        else:
+            has_moved_on = slot > SLOT_MASK or lib.gw_phase(segment.port, generation << SLOT_BITS | slot) <= lib.GW_FREE
+            is_garbage = has_moved_on or (is_over and posix_name.endswith(REQUEST))
         removed += is_garbage and _discard(segment, posix_name)
     return removed
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import threading
 import time
 
-from gpuworker._native import ffi, lib
-from gpuworker.errors import SegmentError
-from gpuworker.segment import Identity, Segment, spill
-from gpuworker.segment.liveness import Watch
+from gpuworker._native import lib
+from gpuworker.segment import spill
 from gpuworker.worker.owner import Owner
+from gpuworker.worker.reaper import Reaper, retire
 
 log = logging.getLogger("gpuworker")
 
@@ -28,8 +26,7 @@ class Keeper(threading.Thread):
         super().__init__(name="gpuworker-keeper", daemon=True)
         self._owner, self._segment, self._may_exit, self._is_supervised = owner, owner.segment, may_exit, is_supervised
         self._over = threading.Event()
-        self._watches: dict[int, tuple[int, Watch]] = {}
-        self._view = ffi.new("gw_participant_view *")
+        self._reaper = Reaper(self._segment)
         self._warned = False
 
     def run(self) -> None:
@@ -51,8 +48,7 @@ class Keeper(threading.Thread):
         self._over.set()
         if self.is_alive():
             self.join()
-        for _, watch in self._watches.values():
-            watch.close()
+        self._reaper.close()
 
     def tick(self) -> None:
         """One round."""
@@ -74,46 +70,13 @@ class Keeper(threading.Thread):
             self._give_up("a batch ran for longer than run_timeout_s")
 
     def _reap(self) -> None:
-        reaped = index = 0
-        while index := lib.gw_next_participant(self._segment.port, index):
-            try:
-                reaped += self._reap_one(index)
-            except Exception:  # a scribbled entry is no reason to forget those behind it
-                log.exception("client %d cannot be looked at", index)
-        lib.gw_count_alive(self._segment.port)
+        reaped = self._reaper.reap()
         lib.gw_free_strays(self._segment.port)
         if reaped:
             spill.sweep(self._segment)
-
-    def _reap_one(self, index: int) -> int:
-        port, view = self._segment.port, self._view
-        joined = lib.gw_read_participant(port, index, view)
-        if joined == lib.GW_VACANT:
-            return 0
-        if not self._is_dead(index) and (joined == lib.GW_ALIVE or lib.gw_is_locked(self._segment.fd, index)):
-            return 0  # it lives; or it has left, and threads of its may still be inside calls
-        slots: int = lib.gw_reap(port, index)
-        self._watches.pop(index, (0, None))
-        log.info("client %d (pid %d) %s; %d slots taken back", index, view.identity.pid, "left" if joined == lib.GW_LEFT else "died", slots)
-        return slots
-
-    def _is_dead(self, index: int) -> bool:
-        word = self._view.word
-        known = self._watches.get(index)
-        if known is None or known[0] != word:
-            who = self._view.identity
-            known = self._watches[index] = (word, Watch(Identity(who.pid, who.start_ticks, who.pid_namespace), self._segment.fd, index))
-        return known[1].is_dead()
 
     def _give_up(self, why: str) -> None:
         log.error("%s", why)
         if not self._is_supervised:
             retire(self._segment)
         os._exit(1)
-
-
-def retire(segment: Segment) -> None:
-    """The end of a segment, and of what lies beside it."""
-    segment.retire()
-    with contextlib.suppress(SegmentError):  # without a descriptor to list /dev/shm by they stay, for `gpuworker doctor --clean`
-        spill.sweep(segment)

@@ -38,8 +38,8 @@ class Worker:
             print(worker.connect().submit("hello"))
 
     The owner is a fresh interpreter, never a fork, started again when it dies, and ends with this process, however this process ends. The handler is a
-    function, a class or an instance that can be imported (also from the main script, which then needs `if __name__ == "__main__":` as with multiprocessing), or "module:attr".
-    `in_process=True` runs the owner in a thread instead, for tests and small programs: then any callable will do.
+    function, a class or an instance that can be imported (also from the main script, which then needs `if __name__ == "__main__":` as with
+    multiprocessing), or "module:attr". `in_process=True` runs the owner in a thread instead, for tests and small programs: then any callable will do.
     """
 
     def __init__(self, handler: Any, *, name: str | None = None, in_process: bool = False, **options: Any) -> None:

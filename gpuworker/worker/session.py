@@ -16,9 +16,10 @@ from gpuworker.scheduling import SizeOrTimeout
 from gpuworker.segment import Segment
 from gpuworker.segment.wire import ON_FULL, WAKE
 from gpuworker.worker.handler import Handler
-from gpuworker.worker.keeper import Keeper, retire
+from gpuworker.worker.keeper import Keeper
 from gpuworker.worker.options import WorkerOptions
 from gpuworker.worker.owner import Owner
+from gpuworker.worker.reaper import retire
 
 log = logging.getLogger("gpuworker")
 

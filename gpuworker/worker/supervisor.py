@@ -17,10 +17,10 @@ from gpuworker.segment import Segment
 from gpuworker.worker import aftermath
 from gpuworker.worker.descendants import adopting_orphans, kill_orphans, send_sigkill
 from gpuworker.worker.job import Job
-from gpuworker.worker.keeper import retire
 from gpuworker.worker.listener import RELOAD, Listener
 from gpuworker.worker.options import WorkerOptions
 from gpuworker.worker.owner_process import OwnerProcess
+from gpuworker.worker.reaper import retire
 from gpuworker.worker.restarts import Restarts
 
 log = logging.getLogger("gpuworker.supervisor")
