@@ -172,9 +172,10 @@ int gw_take(gw_port *port, int count, uint32_t reason, uint64_t *taken) {
         int suspect = slot && GW_PEEK(&slot->attempts);
         if (suspect && n) break;
         if (!slot) continue;
+        uint64_t noted = port->running ? GW_PEEK(&port->running[gw_slot_of(ticket)]) : NO_TICKET;
         note_running(port, ticket, (uint64_t)ticket); /* before the word says so, see is_stray */
-        if (!take(slot, ticket)) {
-            note_running(port, ticket, NO_TICKET);
+        if (!take(slot, ticket)) { /* a ticket of an earlier life: the present one may be running already */
+            note_running(port, ticket, noted);
             continue;
         }
         GW_POINT(take_moved);
@@ -457,6 +458,7 @@ int gw_recover(gw_port *port, uint32_t max_attempts, uint32_t kind) {
     return n;
 }
 
+/* After the state was set to one that answers nothing any more. A waiter declares itself, then looks at the state; here it is the other way round. */
 void gw_wake_all(gw_port *port) {
     for (uint32_t i = 0; i < port->capacity; i++)
         if (gw_phase_of(GW_LOAD(&port->slots[i].word)) != GW_FREE) gw_semaphore_post(&port->slots[i].semaphore); /* gw_wait then looks at the state */
@@ -472,4 +474,4 @@ int gw_count(gw_port *port, uint32_t phase) {
     return n;
 }
 
-void gw_set_state(gw_port *port, uint32_t state) { atomic_store_explicit(&port->header->state, state, memory_order_release); }
+void gw_set_state(gw_port *port, uint32_t state) { atomic_store_explicit(&port->header->state, state, memory_order_seq_cst); }

@@ -84,7 +84,7 @@ int64_t gw_claim_wait(gw_port *port, uint64_t until_ns) {
             break;
         }
         GW_POINT(claim_wait_sleeping);
-        /* The short slice covers three losses: a releaser killed before its wake, a bit cleared below in the same moment, and the one wake of a release
+        /* The short slice covers three losses: a releaser killed before its wake, the woken waiter killed before it claims, and the one wake of a release
            going to somebody who may not claim it, being over its own quota. */
         if (gw_futex_wait(&header->space_bell, seen, slice < until_ns ? slice : until_ns) == -EINTR) {
             ticket = -EINTR;
@@ -96,7 +96,11 @@ int64_t gw_claim_wait(gw_port *port, uint64_t until_ns) {
         GW_POINT(claim_wait_unblocked);
         atomic_fetch_and_explicit(wanted, ~bit, memory_order_seq_cst);
         GW_POINT(claim_wait_cleared);
-        if (atomic_load_explicit(&port->blocked, memory_order_seq_cst)) atomic_fetch_or_explicit(wanted, bit, memory_order_seq_cst);
+        if (atomic_load_explicit(&port->blocked, memory_order_seq_cst)) {
+            atomic_fetch_or_explicit(wanted, bit, memory_order_seq_cst);
+            GW_POINT(claim_wait_set_again);
+            gw_space_wake(port); /* for whoever freed a slot while the bit was clear */
+        }
     }
     if (ticket >= 0) gw_observe(&stats_of(port)->claim_wait, gw_now() - start);
     return ticket;
@@ -180,7 +184,7 @@ int64_t gw_wait(gw_port *port, int64_t ticket, uint64_t deadline_ns, uint64_t sl
         }
         if (result != -EINPROGRESS) return result;
         if (!round) continue;
-        if (round > 1 && GW_LOAD(&port->header->state) > GW_DRAINING) return -ETIMEDOUT; /* gw_wake_all: the caller is to look at the owner */
+        if (atomic_load_explicit(&port->header->state, memory_order_seq_cst) > GW_DRAINING) return -ETIMEDOUT; /* see gw_wake_all: the caller is to ask why */
         GW_POINT(wait_sleeping);
         int problem = gw_semaphore_sleep(&slot->semaphore, seen, until);
         GW_POINT(wait_woken);
