@@ -127,7 +127,7 @@ int gw_failpoint_arm(const char *name, uint32_t action, int32_t nth);
 const char *gw_failpoint_name(uint32_t i);
 """
 
-SOURCES = ["segment.c", "port.c", "ring.c", "owner.c", "semaphore.c", "wake.c", "stats.c", "watch.c"]
+SOURCES = ["segment.c", "port.c", "ring.c", "owner.c", "recovery.c", "semaphore.c", "wake.c", "stats.c", "watch.c"]
 
 ffi = FFI()
 ffi.cdef(CDEF + FAILPOINTS_CDEF * FAILPOINTS)

@@ -98,7 +98,6 @@ int64_t gw_claim_wait(gw_port *port, uint64_t until_ns) {
         GW_POINT(claim_wait_cleared);
         if (atomic_load_explicit(&port->blocked, memory_order_seq_cst)) {
             atomic_fetch_or_explicit(wanted, bit, memory_order_seq_cst);
-            GW_POINT(claim_wait_set_again);
             gw_space_wake(port); /* for whoever freed a slot while the bit was clear */
         }
     }

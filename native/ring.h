@@ -73,7 +73,7 @@ int gw_cancel(gw_port *port, int64_t ticket);                       /* 0 never r
 int gw_phase(gw_port *port, int64_t ticket);
 int64_t gw_unsettled(gw_port *port);                                /* see ring.c */
 
-/* Owner (owner.c). One thread forms and finishes batches; gw_expire and gw_reap may run in one other thread. */
+/* Owner (owner.c, recovery.c). One thread forms and finishes batches; gw_expire and gw_reap may run in one other thread. */
 int gw_open_backlog(gw_port *port);
 const gw_item *gw_backlog(const gw_port *port);                      /* what is collected and not taken, oldest first */
 int gw_collect(gw_port *port, uint64_t until_ns);                   /* waits for something new -> length of the backlog | -EINTR */
@@ -137,12 +137,14 @@ void gw_semaphore_post_always(_Atomic uint32_t *semaphore);
 void gw_semaphore_claimed(_Atomic uint32_t *semaphore);
 uint32_t gw_semaphore_declare(_Atomic uint32_t *semaphore);
 int gw_semaphore_sleep(_Atomic uint32_t *semaphore, uint32_t seen, uint64_t until_ns);
+int gw_end(gw_port *port, gw_slot *slot, int64_t ticket); /* of a run; see owner.c */
 void gw_ring_doorbell(gw_port *port);
 void gw_space_wake(gw_port *port);
 int gw_spin_until(gw_port *port, gw_spinner *spinner, const _Atomic uint64_t *words, uint32_t n, uint64_t wanted, uint64_t until_ns);
 void gw_spin_learn(gw_spinner *spinner, uint64_t ns);
 
 #define GW_SLOT_BITS 12
+#define GW_NO_TICKET UINT64_MAX
 #define GW_DELIVERED (1ll << 62) /* of gw_wait_for; no described response has this bit */
 #define GW_CAS(word, expected, desired) \
     atomic_compare_exchange_strong_explicit((word), (expected), (desired), memory_order_seq_cst, memory_order_acquire)
@@ -152,6 +154,7 @@ void gw_spin_learn(gw_spinner *spinner, uint64_t ns);
 /* For counters with one writer: no locked instruction. */
 #define GW_TALLY(p, n) atomic_store_explicit((p), atomic_load_explicit((p), memory_order_relaxed) + (n), memory_order_relaxed)
 
+static inline uint32_t gw_ready_words(const gw_port *port) { return (port->capacity + 63) / 64; }
 static inline uint32_t gw_slot_of(int64_t ticket) { return (uint32_t)ticket & ((1u << GW_SLOT_BITS) - 1); }
 static inline uint64_t gw_life_of(int64_t ticket) { return (uint64_t)ticket >> GW_SLOT_BITS; }
 static inline int64_t gw_ticket(uint64_t word, uint32_t slot) { return (int64_t)(gw_generation_of(word) << GW_SLOT_BITS | slot); }
