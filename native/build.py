@@ -67,6 +67,7 @@ int gw_join(gw_port *port, int lock_fd, int64_t pid, uint64_t start_ticks, uint6
 int gw_leave(gw_port *port);
 int gw_try_lock(int fd, uint32_t index);
 int gw_unlock(int fd, uint32_t index);
+int gw_has_ended(int pidfd);
 int gw_is_locked(int fd, uint32_t index);
 void gw_keep_lock(gw_port *port, int fd);
 

@@ -12,6 +12,7 @@
 #include "failpoints.h"
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -115,6 +116,12 @@ int gw_try_lock(int fd, uint32_t index) {
     short type = F_WRLCK;
     int result = lock_byte(fd, F_OFD_SETLK, index, &type);
     return result == -EACCES ? -EAGAIN : result;
+}
+
+/* Whether the process of a pidfd is gone. Here and not in Python, where gevent may have put a poll of its own, which switches greenlets. */
+int gw_has_ended(int pidfd) {
+    struct pollfd p = {.fd = pidfd, .events = POLLIN};
+    return poll(&p, 1, 0) > 0;
 }
 
 int gw_unlock(int fd, uint32_t index) {

@@ -54,6 +54,7 @@ int gw_leave(gw_port *port);
 #define GW_SUPERVISOR_LOCK (GW_MAX_PARTICIPANTS + 1u)
 int gw_try_lock(int fd, uint32_t index);  /* 0 or -EAGAIN */
 int gw_unlock(int fd, uint32_t index);
+int gw_has_ended(int pidfd);
 int gw_is_locked(int fd, uint32_t index); /* by an open file description other than fd's own */
 void gw_keep_lock(gw_port *port, int fd); /* the owner's: closed in forked children, by gw_drop_lock and by gw_close */
 void gw_drop_lock(gw_port *port);

@@ -1,6 +1,7 @@
 """Fixtures, and the check that every test leaves the machine as it found it."""
 
 import os
+import signal
 import threading
 import time
 
@@ -8,6 +9,8 @@ import psutil
 import pytest
 
 import gpuworker
+from gpuworker.segment.stats import Stats
+from tests import handlers
 
 
 def shm_files():
@@ -20,6 +23,29 @@ def eventually(condition, within_s=30.0):
     while not condition():
         assert time.monotonic() < give_up, "it did not happen"
         time.sleep(0.005)
+
+
+def is_alive(pid):
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def kill_all(worker):
+    """Kills a worker's supervisor and its owner: nobody is left to start another."""
+    _kill_at_once(worker.supervisor_pid, worker.pid)
+    eventually(lambda: worker.pid is worker.supervisor_pid is None)
+
+
+def kill_served(process, name):
+    """Kills the supervisor that `serve` has started, and its owner."""
+    _kill_at_once(process.pid, Stats.of(name).owner_pid)
+    process.wait()
+    eventually(lambda: not Stats.of(name).alive)
+
+
+def _kill_at_once(supervisor, owner):
+    os.kill(owner, signal.SIGSTOP)  # or it would see the other's end, and tidy up
+    os.kill(supervisor, signal.SIGKILL)
+    os.kill(owner, signal.SIGKILL)
 
 
 @pytest.fixture(autouse=True)
@@ -86,3 +112,41 @@ def in_process(name):
         if isinstance(holder, Gate):
             holder.open()
         worker.stop()
+
+
+SMALL = {"capacity": 16, "max_request_bytes": 4096, "max_response_bytes": 4096}
+
+
+@pytest.fixture
+def start(name):
+    """Starts workers of this test's name, which end with it."""
+    workers = []
+
+    def start(handler=handlers.obeys, **options):
+        worker = gpuworker.Worker(handler, name=name, **SMALL, **options)
+        workers.append(worker)
+        return worker.start()
+
+    yield start
+    for worker in workers:
+        worker.stop()
+
+
+@pytest.fixture
+def held(tmp_path):
+    """A file that a batch waits for to go."""
+    file = tmp_path / "held"
+    file.touch()
+    return file
+
+
+def running(worker):
+    return worker.pid is not None and worker.stats().batch_running_s > 0
+
+
+def kill_owner(worker):
+    """-> its pid."""
+    owner = worker.pid
+    os.kill(owner, signal.SIGKILL)
+    eventually(lambda: worker.pid != owner)
+    return owner

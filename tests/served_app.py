@@ -39,6 +39,7 @@ def app(tmp_path, name):
 def imported_app(app, monkeypatch):
     """The same as this process's current directory; what is imported from it is forgotten after the test."""
     before = set(sys.modules)
+    monkeypatch.setenv("GPUWORKER_LOG", "WARNING")  # the command sets it for the processes that it starts
     monkeypatch.chdir(app)
     monkeypatch.syspath_prepend(app)
     yield app

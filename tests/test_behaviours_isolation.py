@@ -16,7 +16,7 @@ from gpuworker._native import ffi, lib
 from gpuworker.segment import Geometry, Segment
 from gpuworker.segment.names import worker_names
 from tests import handlers
-from tests.conftest import eventually
+from tests.conftest import eventually, is_alive, kill_all
 from tests.test_behaviours_shared_memory import run_script
 from tests.test_fork import in_child, succeeded
 
@@ -174,32 +174,47 @@ def test_two_clients_with_the_same_pid_in_different_namespaces_are_told_apart(na
         eventually(lambda: worker.stats().slots_in_use == 0)
 
 
-def test_a_client_in_another_pid_namespace_is_told_of_its_owners_death(name):
+@pytest.mark.parametrize("supervisor_dies_too", [False, True])
+def test_a_client_in_another_pid_namespace_outlives_its_owner(name, tmp_path, supervisor_dies_too):
     if subprocess.run(["unshare", "-pf", "true"], capture_output=True, check=False).returncode:
         pytest.skip("needs the right to make a pid namespace")
+    held = tmp_path / "held"
+    held.touch()
     code = """if True:
         import sys, gpuworker
-        client = gpuworker.connect(sys.argv[1])
-        print(client.submit("first"), flush=True)
-        sys.stdin.readline()
         try:
-            client.submit("second", timeout=60)
+            print(gpuworker.connect(sys.argv[1]).submit(sys.argv[2], timeout=60) == sys.argv[2])
         except gpuworker.WorkerDied as error:
             print(type(error).__name__)
         """
-    with gpuworker.Worker(handlers.kill_owner_at_second, name=name) as worker:
-        command = ["unshare", "-pf", "--mount-proc", "--kill-child", sys.executable, "-c", code, name]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as client:
-            assert client.stdout.readline() == "first\n"
-            assert client.communicate("\n", timeout=60)[0] == "WorkerDied\n"
-        eventually(lambda: worker.pid is None)
+    with gpuworker.Worker(handlers.hold_while_file_exists, name=name) as worker:
+        command = ["unshare", "-pf", "--mount-proc", "--kill-child", sys.executable, "-c", code, name, held]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as client:
+            eventually(lambda: worker.stats().batch_running_s > 0)
+            if supervisor_dies_too:
+                kill_all(worker)
+            else:
+                first = worker.pid
+                os.kill(first, signal.SIGKILL)
+                eventually(lambda: worker.pid not in (None, first) and worker.stats().batch_running_s > 0)
+                held.unlink()
+            assert client.communicate(timeout=60)[0] == ("WorkerDied\n" if supervisor_dies_too else "True\n")
     assert name not in worker_names()
+
+
+def test_a_process_that_the_handler_left_behind_dies_with_its_owner(name):
+    with gpuworker.Worker(handlers.fork_a_child, name=name) as worker:
+        client = worker.connect()
+        child = client.submit("x")
+        os.kill(worker.pid, signal.SIGKILL)
+        eventually(lambda: not is_alive(child))
+        assert client.submit("y") != child
 
 
 def test_a_process_that_the_handler_left_behind_keeps_no_dead_owner_alive(name):
     with gpuworker.Worker(handlers.fork_a_child, name=name) as worker:
         child = worker.connect().submit("x")
-        os.kill(worker.pid, signal.SIGKILL)
+        kill_all(worker)  # nobody is left to end it
         try:
             with gpuworker.Worker(handlers.identity, name=name) as successor:
                 assert successor.connect().submit("y") == "y"

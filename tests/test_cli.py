@@ -14,6 +14,7 @@ import pytest
 import gpuworker
 from gpuworker.cli import build_parser, inspect, main
 from gpuworker.segment.stats import Stats
+from tests.conftest import kill_served
 
 pytest_plugins = ("tests.served_app",)
 
@@ -125,7 +126,7 @@ def test_every_worker_option_is_a_flag_with_help(capsys):
 
 
 def test_list_shows_the_living_the_dead_and_the_unusable(app, serve, name, in_process, gate, capsys):
-    serve().kill()
+    kill_served(serve(), name)
     alive, junk = in_process(gate, capacity=16), Path(f"/dev/shm/gpuworker-{name}-junk")
     fifo = Path(f"/dev/shm/gpuworker-{name}-fifo")
     junk.touch(0o600)
@@ -250,9 +251,7 @@ def test_doctor_reports_on_this_machine(app, serve, name):
     info = app / "fakes" / "torch-9.9.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 9.9\n")
-    owner = serve()
-    owner.kill()
-    owner.wait()
+    kill_served(serve(), name)
     Path(f"/dev/shm/gpuworker-{name}-gone.spill-0-1-q").write_bytes(b"x" * 5000)
     done = command("doctor", "--json", env={**os.environ, "PYTHONPATH": str(app / "fakes")})
     report = json.loads(done.stdout)

@@ -60,7 +60,7 @@ def stats(**changes):
         reaped_clients=0, reaped_slots=0, requeued=0, late_wakes=0, owner_spins=0, owner_parks=0,
         batches=0, mean_batch_size=0.0, batch_sizes={}, dispatch_reasons={},
         claim_wait=nothing, queue_wait=nothing, batch_wait=nothing, run=nothing, wake=nothing, handler="app.model:Embed",
-        options={"max_batch_size": 32},
+        options={"max_batch_size": 32}, supervisor_pid=4320, alive=True, restarts=0, reloads=0, note="",
     )  # fmt: skip
     return dataclasses.replace(made, **changes)
 
@@ -110,11 +110,16 @@ def test_many_batch_sizes_are_grouped_by_powers_of_two():
 
 
 def test_what_is_remarkable_comes_first():
-    dead = screen.heading(stats(owner_alive=False, heartbeat_age_s=61.5, batch_running_s=70))
+    dead = screen.heading(stats(owner_alive=False, alive=False, heartbeat_age_s=61.5, batch_running_s=70))
     assert dead[0] == "worker embed: dead, process 4321"
     assert dead[2:] == ["it died while serving, last heard of 61.5 s ago", "the next start of this name takes its segment over"]
     assert screen.heading(stats(heartbeat_age_s=12))[2].startswith("no heartbeat for 12 s: its handler holds the GIL")
     assert screen.heading(stats(batch_running_s=1.5))[2:] == ["a batch has been running for 1.5 s"]
+    note = "the owner was killed by SIGSEGV. Its last words:\nSegmentation fault"
+    assert screen.heading(stats(owner_alive=False))[0] == "worker embed: restarting, process 4321, up 3 min 12 s"
+    assert screen.heading(stats(restarts=2, note=note))[2:] == ["its owner was started again 2 times; last because the owner was killed by SIGSEGV"]
+    failed = screen.heading(stats(alive=False, owner_alive=False, state="failed", restarts=5, note=note))
+    assert failed[2:] == ["it is not started again, as:", *note.splitlines(), "the next start of this name takes its segment over"]
     assert screen.heading(stats(state="starting", heartbeat_age_s=12, handler=""))[1:] == ["handler (not known yet)"]
 
 
@@ -143,7 +148,7 @@ def test_a_listing():
         "bb    dead       9*     -    0/4        0  -",
         "c     unusable    -     -      -        -  -",
         "c: it is not ours",
-        "dead: the next start of the same name takes the segment over, with the requests that were queued",
+        "dead, failed: the next start of the same name takes the segment over, with the requests that were queued",
         "*: of another pid namespace",
     ]
     assert json.loads(json.dumps(dataclasses.asdict(rows[0])))["clients"] == 2
@@ -273,7 +278,7 @@ def test_leftovers():
         "1 file of 4 KiB that worker 'live' no longer needs",
     ]
     assert "takes it over, with the requests that were queued" in found[0].advice
-    assert found[1].advice.endswith("rm -f /dev/shm/gpuworker-gone /dev/shm/gpuworker-gone.*")
+    assert found[1].advice.endswith("gpuworker doctor --clean")
     assert leftovers.judge({}, [], [], set()) == []
 
 

@@ -13,7 +13,7 @@ import gpuworker
 from gpuworker.scheduling import SizeOrTimeout
 from gpuworker.testing import simulate
 from tests import handlers
-from tests.conftest import Gate, eventually
+from tests.conftest import Gate, eventually, kill_all
 
 MS = 1_000_000
 
@@ -139,7 +139,10 @@ def test_batches_fill_until_the_device_is_free_and_not_before(in_process):
     assert gate.batches == [["first"], list(range(8)), list(range(8, 16))]
 
 
-def test_callers_of_a_model_process_killed_mid_batch_are_told_before_their_own_timeouts_and_the_next_one_serves(name, tmp_path):
+@pytest.mark.parametrize("supervisor_dies_too", [False, True])
+def test_callers_of_a_model_process_killed_mid_batch_are_served_by_the_next_one_or_told_before_their_own_timeouts(
+    name, tmp_path, supervisor_dies_too
+):
     held = tmp_path / "held"
     held.touch()
     worker = gpuworker.Worker(handlers.hold_while_file_exists, name=name, max_batch_size=4).start()
@@ -155,10 +158,17 @@ def test_callers_of_a_model_process_killed_mid_batch_are_told_before_their_own_t
     for caller in callers:
         caller.start()
     eventually(lambda: worker.stats().batch_running_s > 0 and worker.stats().slots_in_use == 4)
-    os.kill(worker.pid, signal.SIGKILL)
+    if supervisor_dies_too:
+        kill_all(worker)
+    else:
+        os.kill(worker.pid, signal.SIGKILL)
+        eventually(lambda: worker.stats().restarts == 1)
+        held.unlink()
     for caller in callers:
         caller.join(30)
-    assert outcomes == [gpuworker.WorkerDied] * 4
-    with gpuworker.Worker(handlers.identity, name=name):  # takes the dead one's segment over
-        assert [client.submit(i, timeout=60) for i in range(8)] == list(range(8))
+    assert outcomes == [gpuworker.WorkerDied if supervisor_dies_too else str(held)] * 4
+    if supervisor_dies_too:
+        worker.stop()
+        worker = gpuworker.Worker(handlers.identity, name=name).start()
+    assert [client.submit(str(i), timeout=60) for i in range(8)] == list(map(str, range(8)))
     worker.stop()

@@ -54,7 +54,7 @@ def test_a_dead_owners_segment_is_taken_over_as_it_is(name, owned):
     ticket = lib.gw_submit(client.port, 0, b"", 0, b"survives", 8, 0)
     owned.close()  # what the kernel does at its death
     again = Segment.own(name, SMALL)
-    lib.gw_recover(again.port, 2)
+    lib.gw_recover(again.port, 2, lib.GW_KIND_DIED)
     assert again.is_current()
     assert client.is_current(), "the same file: attached frontends go on"
     assert lib.gw_phase(again.port, ticket) == lib.GW_READY
@@ -106,7 +106,7 @@ def test_a_foreign_file_is_refused_and_left_alone(name, content):
 
 def test_a_truncated_segment_is_refused(name, owned):
     os.truncate(shm_path(shm_name(name)), SMALL.segment_bytes - 1)
-    with pytest.raises(gpuworker.SegmentError, match="contradicts its size"):
+    with pytest.raises(gpuworker.SegmentError, match="cut short"):
         Segment.attach(name)
 
 
@@ -199,3 +199,36 @@ def test_options_out_of_range(options, message):
 def test_an_unknown_option_is_refused_with_the_nearest_right_one():
     with pytest.raises(TypeError, match="did you mean 'max_batch_size'"):
         WorkerOptions.of({"max_batchsize": 8})
+
+
+def version_1(path):
+    """The first lines of a segment as the first version made them, shorter than a header of today."""
+    with open(path, "wb", opener=lambda p, flags: os.open(p, flags, 0o600)) as file:
+        file.write((0x676B72777570676B).to_bytes(8, "little") + (1).to_bytes(4, "little") + bytes(4084))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (version_1, "another version of gpuworker; use the same version on both sides"),
+        (lambda path: os.symlink("/dev/null", path), "a symbolic link bears its name; remove it"),
+        (os.mkfifo, "something else than a file bears its name; remove it"),
+        (os.mkdir, "something else than a file bears its name; remove it"),
+    ],
+)
+def test_what_is_in_the_way_is_its_own_error_to_clients_and_to_workers(name, make, message):
+    path = shm_path(shm_name(name))
+    make(path)
+    try:
+        for attempt in (lambda: Segment.attach(name), gpuworker.Worker(lambda requests: requests, name=name, in_process=True).start):
+            with pytest.raises(gpuworker.SegmentError, match=message):
+                attempt()
+    finally:
+        (os.rmdir if make is os.mkdir else os.unlink)(path)
+
+
+def test_a_segment_shorter_than_its_own_header_is_refused(name, owned):
+    os.truncate(shm_path(shm_name(name)), 4096)
+    for attempt in (lambda: Segment.attach(name), gpuworker.Worker(lambda requests: requests, name=name, in_process=True).start):
+        with pytest.raises(gpuworker.SegmentError, match="cut short; stop its worker"):
+            attempt()

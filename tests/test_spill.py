@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 import gpuworker
+from gpuworker.segment import Geometry, Segment, spill
+from gpuworker.segment.wire import SLOT_BITS
 from tests.conftest import Gate, eventually, shm_files
 
 
@@ -110,6 +112,16 @@ def test_an_answer_that_is_read_after_a_restart_is_never_somebody_elses(name):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's file")
+def test_a_response_that_a_dead_owner_had_half_written_is_written_again(name):
+    segment = Segment.own(name, Geometry(4, 4096, 4096, 4, 1 << 20))
+    ticket = 1 << SLOT_BITS
+    for byte in (b"-", b"+"):  # nobody removed the first one: its owner was killed before it had answered
+        spill.write(segment, ticket, spill.RESPONSE, [memoryview(byte * 10_000)])
+    assert bytes(spill.read(segment, ticket, spill.RESPONSE, 10_000)) == b"+" * 10_000
+    spill.remove(segment, ticket, spill.RESPONSE)
+    segment.retire()
+
+
 def test_another_users_files_beside_the_segment_stop_nothing(small, gate):
     worker = small(gate.run_batch)
     foreign = [f"/dev/shm/gpuworker-{worker.name}.{end}" for end in ("spill-1-0-1-q", "spill-zz", "new-999999", "spill-1-0-1-r")]

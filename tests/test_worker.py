@@ -13,17 +13,15 @@ import pytest
 import gpuworker
 from gpuworker.segment.names import worker_names
 from tests import handlers
-from tests.conftest import eventually
-
-
-def alive(pid):
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+from tests.conftest import Gate, eventually, is_alive, kill_all
 
 
 def test_the_owner_is_another_process_and_a_fresh_interpreter(name):
     with gpuworker.Worker(handlers.owner_pid, name=name) as worker:
-        assert worker.connect().submit("whose pid?") == worker.pid != os.getpid()
-    assert worker.pid is None
+        assert worker.connect().submit("whose pid?") == worker.pid
+        assert psutil.Process(worker.pid).ppid() == worker.supervisor_pid
+        assert psutil.Process(worker.supervisor_pid).ppid() == os.getpid()
+    assert worker.pid is worker.supervisor_pid is None
     assert name not in worker_names()
 
 
@@ -123,9 +121,11 @@ gpuworker.serve(Slow, name={name!r}, drain_timeout_s=1000)
     assert name not in worker_names()
 
 
-def test_stop_removes_what_a_killed_owner_left(name):
+@pytest.mark.parametrize("whom", [("pid",), ("supervisor_pid",), ("supervisor_pid", "pid")])
+def test_stop_removes_what_the_killed_left(name, whom):
     worker = gpuworker.Worker(handlers.identity, name=name).start()
-    os.kill(worker.pid, signal.SIGKILL)
+    for pid in [getattr(worker, which) for which in whom]:
+        os.kill(pid, signal.SIGKILL)
     worker.stop()
     assert name not in worker_names()
 
@@ -134,8 +134,8 @@ def test_a_client_finds_the_new_worker_when_the_dead_ones_file_was_removed(name)
     worker = gpuworker.Worker(handlers.identity, name=name).start()
     client = worker.connect()
     client.submit("x")
-    os.kill(worker.pid, signal.SIGKILL)
-    eventually(lambda: worker.pid is None)
+    kill_all(worker)
+    assert worker.pid is worker.supervisor_pid is None
     os.unlink(f"/dev/shm/gpuworker-{name}")  # by hand, or by systemd
     with gpuworker.Worker(handlers.identity, name=name):
         with pytest.raises(gpuworker.WorkerDied):
@@ -146,7 +146,7 @@ def test_a_client_finds_the_new_worker_when_the_dead_ones_file_was_removed(name)
 
 def test_a_second_worker_of_the_same_name_is_refused(name):
     with gpuworker.Worker(handlers.identity, name=name) as worker:
-        with pytest.raises(gpuworker.WorkerStartupError, match=f"WorkerAlreadyRunning.*process {worker.pid}"):
+        with pytest.raises(gpuworker.WorkerStartupError, match=f"already running in process {worker.supervisor_pid};"):
             gpuworker.Worker(handlers.identity, name=name).start()
         assert worker.connect().submit("x") == "x"
 
@@ -158,16 +158,18 @@ def test_sigterm_drains(name, tmp_path):
         client = worker.connect()
         pending = [client.enqueue(str(held)) for _ in range(3)]
         eventually(lambda: worker.stats().batch_running_s > 0)
-        os.kill(worker.pid, signal.SIGTERM)
+        os.kill(worker.supervisor_pid, signal.SIGTERM)
         eventually(lambda: worker.stats().state == "draining")
         with pytest.raises(gpuworker.WorkerDraining):
             client.submit("new")
         held.unlink()
         assert [one.result() for one in pending] == [str(held)] * 3
         eventually(lambda: worker.pid is None)
+        eventually(lambda: worker.supervisor_pid is None)
+        assert name not in worker_names()
 
 
-def test_killing_the_owner_ends_every_wait_with_a_typed_error_and_a_new_owner_serves(name, tmp_path):
+def test_killing_supervisor_and_owner_ends_every_wait_with_a_typed_error_and_a_new_worker_serves(name, tmp_path):
     held = tmp_path / "held"
     held.touch()
     worker = gpuworker.Worker(handlers.hold_while_file_exists, name=name, max_batch_size=1).start()
@@ -184,7 +186,7 @@ def test_killing_the_owner_ends_every_wait_with_a_typed_error_and_a_new_owner_se
     for caller in callers:
         caller.start()
     eventually(lambda: worker.stats().slots_in_use == 8)
-    os.kill(worker.pid, signal.SIGKILL)
+    kill_all(worker)
     for caller in callers:
         caller.join(30)
     assert outcomes == [gpuworker.WorkerDied] * 8
@@ -194,13 +196,13 @@ def test_killing_the_owner_ends_every_wait_with_a_typed_error_and_a_new_owner_se
         eventually(lambda: worker.stats().slots_in_use == 0)
 
 
-def test_an_owner_that_dies_of_a_request(name):
-    worker = gpuworker.Worker(handlers.kill_owner, name=name).start()
-    with pytest.raises(gpuworker.WorkerDied, match=str(worker.pid)):
-        worker.connect().submit("deadly")
-    worker.stop()
-    with gpuworker.Worker(handlers.identity, name=name) as worker:
-        assert worker.connect().submit("x") == "x"
+def test_a_request_that_owners_die_of_is_failed_and_the_next_owner_serves(name):
+    with gpuworker.Worker(handlers.dies_of_poison, name=name) as worker:
+        client = worker.connect()
+        with pytest.raises(gpuworker.WorkerDied, match="died while it ran this request"):
+            client.submit("poison")
+        assert client.submit("x") == "x"
+        assert worker.stats().restarts == 2
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, "exit"])
@@ -226,7 +228,7 @@ def test_the_owner_ends_with_the_process_that_started_it(name, tmp_path, how):
         parent.kill()
     parent.wait()
     parent.stdout.close()
-    eventually(lambda: not alive(owner), 20)
+    eventually(lambda: not is_alive(owner), 20)
     with gpuworker.Worker(handlers.identity, name=name) as worker:  # whatever it left is taken over
         assert worker.connect().submit("x") == "x"
 
@@ -263,12 +265,12 @@ def test_serve_makes_this_process_the_owner(name):
 
 
 def test_a_client_whose_worker_was_taken_over_meets_a_full_ring_like_any_other(name):
-    from tests.conftest import Gate
-
-    worker = gpuworker.Worker(handlers.kill_owner, name=name, capacity=4).start()
+    worker = gpuworker.Worker(handlers.identity, name=name, capacity=4).start()
     client = worker.connect()
+    client.submit("x")
+    kill_all(worker)
     with pytest.raises(gpuworker.WorkerDied):
-        client.submit("deadly")
+        client.submit("to the dead one")
     gate = Gate(is_open=False)
     with gpuworker.Worker(gate.run_batch, name=name, capacity=4, in_process=True):
         pending = [client.enqueue(i) for i in range(4)]

@@ -154,8 +154,8 @@ class Client:
             while pending:
                 yield pending.popleft().result()
         finally:
-            while pending:
-                pending.popleft().cancel()  # and dropped, which gives back the slot of one that is answered: an error's traceback may keep this frame
+            for left in pending:
+                left.drop()
 
     def reserve(self, shape: int | tuple[int, ...], dtype: DTypeLike = np.float32, timeout: float | None = None) -> Reservation:
         """A slot to be filled in place, so that the array is not copied at all on its way out:

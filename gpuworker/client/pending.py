@@ -92,6 +92,12 @@ class Pending:
             lib.gw_count_client(link.port, lib.GW_CANCELLED)
         return self._cancelled
 
+    def drop(self) -> None:
+        """Gives its slot back now, also if it is answered and nobody has read the answer."""
+        link = self._link
+        if link is not None and not self.cancel():
+            link.abandon(self._ticket)
+
     def __del__(self) -> None:
         link = getattr(self, "_link", None)
         if link is not None and not self._settled and not self._cancelled:

@@ -9,7 +9,6 @@ pid 1) it is the lock byte that every participant holds (native/port.c).
 from __future__ import annotations
 
 import os
-import select
 from typing import NamedTuple
 
 from gpuworker._native import lib
@@ -88,9 +87,7 @@ class Watch:
         return self._dead
 
     def _has_ended(self) -> bool:
-        poll = select.poll()
-        poll.register(self._pidfd, select.POLLIN)
-        return bool(poll.poll(0))
+        return bool(lib.gw_has_ended(self._pidfd))
 
     def close(self) -> None:
         """Gives the descriptor back."""
