@@ -70,7 +70,7 @@ def worker(name):
 def run(*parts, args):
     """Runs a script made of these parts; it must succeed without a word on stderr."""
     script = "".join(map(textwrap.dedent, parts))
-    done = subprocess.run([sys.executable, "-c", script, *args], capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run([sys.executable, "-c", script, *args], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
 
 

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 SOURCES = pathlib.Path(__file__).parent.parent / "native" / "tests"
-PROGRAMS = ["transitions", "lives", "deaths", "edges", "fork", "stress", "crash"]
+PROGRAMS = ["transitions", "lives", "deaths", "edges", "hostile", "fork", "stress", "crash"]
 
 
 @pytest.fixture(scope="module")
@@ -27,4 +27,4 @@ def test_program(build, program):
 
 
 def test_every_program_is_run():
-    assert sorted(path.stem for path in SOURCES.glob("*.c")) == sorted(PROGRAMS)
+    assert {path.stem for path in SOURCES.glob("*.c")} - set(PROGRAMS) == {"killstep"}  # which `make killstep` runs
