@@ -289,7 +289,7 @@ int gw_finish(gw_port *port, const uint64_t *taken, int n) {
         if (is_taken(slot, ticket)) abandoned += answer(port, slot, ticket) == 1;
         note_running(port, ticket, GW_NO_TICKET);
     }
-    atomic_store_explicit(&port->header->batch_started_ns, 0, memory_order_relaxed); /* also when there was nothing left to answer */
+    if (GW_PEEK(&port->header->batch_started_ns)) atomic_store_explicit(&port->header->batch_started_ns, 0, memory_order_relaxed); /* nothing was left to answer */
     return abandoned;
 }
 

@@ -151,8 +151,8 @@ class Frontend:
             client.submit(self.ask("slow", 4), timeout=0.001)
 
     def cancels(self, client):
-        link = client._link
-        ticket = lib.gw_claim(link.port)
+        link = client._link  # None while there is no worker, in the scenarios that kill it
+        ticket = lib.gw_claim(link.port) if link else -1
         if ticket >= 0:
             lib.gw_cancel(link.port, ticket)
         running, queued = (client.enqueue(self.ask("slow", 2)) for _ in range(2))

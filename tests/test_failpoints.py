@@ -23,7 +23,12 @@ ALL = [point for points in POINTS.values() for point in points]
 FRONTEND = [*POINTS["ring.c"], *POINTS["wake.c"], *POINTS["port.c"], *(point for point in POINTS["semaphore.c"] if point != "post_waking")]
 RECOVERY = ("recover", "untake", "wake_all", "refuse", "post_always", "identity", "alive")
 """The owner's points that the next one passes, or its supervisor."""
-OWNER = [point for point in POINTS["owner.c"] + POINTS["recovery.c"] if not point.startswith(RECOVERY[:4])] + ["batch_unstamped", "post_waking", "space_due", "space_bumped"]
+OWNER = [point for point in POINTS["owner.c"] + POINTS["recovery.c"] if not point.startswith(RECOVERY[:4])] + [
+    "batch_unstamped",
+    "post_waking",
+    "space_due",
+    "space_bumped",
+]
 RECOVERING = [point for point in ALL if point.startswith((*RECOVERY, "finish"))]
 SUPERVISOR = (
     "format_written", "identity_odd", "identity_written", "note_written", "alive_counted", "recover_awake", "recover_cleared", "recover_looked",

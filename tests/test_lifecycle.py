@@ -214,10 +214,11 @@ def test_ctrl_c_while_waiting_for_an_answer_gives_the_slots_back(in_process, gat
 
 @pytest.mark.parametrize("wait", [wait_in_submit, wait_in_result, wait_in_a_file, wait_in_map, wait_in_a_reservation])
 def test_ctrl_c_while_waiting_for_a_slot_leaves_none_behind(in_process, gate, interrupt_when, wait):
-    gate.shut()
     worker = in_process(gate.run_batch, capacity=2, client_quota=2, max_batch_size=1)
     client, other = worker.connect(on_full="block"), worker.connect()
-    client.enqueue("makes it join").cancel()
+    client.submit("joins")
+    gate.wait_entered()
+    gate.shut()
     pending = [other.enqueue(i) for i in range(2)]
     gate.wait_entered()
     interrupt_when(lambda: sys._current_frames()[threading.main_thread().ident].f_code.co_name == "_claim")
@@ -397,7 +398,7 @@ def test_recycling_growing_shrinking_and_reloading_gunicorn_lose_no_request(guni
             wait_for_more(30)
         server.send(signal.SIGHUP)
         wait_for_more(150)
-    assert server.log().count("Booting worker") > 2 + 2 + 2, "workers came and went"
+    assert server.log().count("Booting worker") >= 2 + 2 + 2, "workers came and went"
     assert "Autorestarting worker" in server.log()
     assert server.health()[1]["owner_pid"] == owner
     server.wait_for_slots(0)
