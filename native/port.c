@@ -14,6 +14,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -77,9 +78,10 @@ void gw_close(gw_port *port) {
             *p = port->next;
             break;
         }
-    pthread_mutex_unlock(&ports_mutex);
     GW_POINT(close_unlisted);
-    gw_drop_lock(port);
+    if (port->lock_fd >= 0) close(port->lock_fd); /* in the same breath: a child forked in between would keep it */
+    port->lock_fd = -1;
+    pthread_mutex_unlock(&ports_mutex);
     free(port->backlog);
     free(port->in_backlog);
     free((void *)port->running);
@@ -96,6 +98,18 @@ void gw_keep_lock(gw_port *port, int fd) {
     pthread_mutex_lock(&ports_mutex);
     port->lock_fd = fd;
     pthread_mutex_unlock(&ports_mutex);
+}
+
+/* A descriptor of the segment's file (given as `fd`) with a description of its own, for locks, and the port's at once: a fork in another thread finds it recorded,
+ * and the child closes it, or finds none. -> it, or a negative errno. */
+int gw_open_lock(gw_port *port, int fd) {
+    char path[32];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    pthread_mutex_lock(&ports_mutex);
+    if (port->lock_fd < 0) port->lock_fd = open(path, O_RDWR | O_CLOEXEC);
+    int result = port->lock_fd < 0 ? -errno : port->lock_fd;
+    pthread_mutex_unlock(&ports_mutex);
+    return result;
 }
 
 void gw_drop_lock(gw_port *port) {
@@ -135,10 +149,7 @@ int gw_is_locked(int fd, uint32_t index) {
     return result ? result : type != F_UNLCK;
 }
 
-/* Takes a vacant entry. On success the port owns lock_fd. -EUSERS: every entry is taken. Once in a port's life. */
-int gw_join(gw_port *port, int lock_fd, int64_t pid, uint64_t start_ticks, uint64_t pid_namespace) {
-    if (port->me || atomic_load_explicit(&port->forked, memory_order_relaxed)) return -ECHILD;
-    if (lock_fd < 0) return -EBADF;
+static int take_place(gw_port *port, int lock_fd, gw_identity who) {
     for (uint32_t i = 0; i < port->max_participants; i++) {
         gw_participant *entry = &port->participants[i];
         uint64_t word = GW_LOAD(&entry->word);
@@ -147,7 +158,7 @@ int gw_join(gw_port *port, int lock_fd, int64_t pid, uint64_t start_ticks, uint6
         /* The byte is ours, so nobody else makes this entry alive; but somebody may have, and died, before we had the byte. */
         word = GW_LOAD(&entry->word);
         int vacant = (word & 3) == GW_VACANT;
-        if (vacant) entry->identity = (gw_identity){pid, start_ticks, pid_namespace};
+        if (vacant) entry->identity = who;
         GW_POINT(join_identified);
         if (!vacant || !GW_CAS(&entry->word, &word, ((word >> 2) + 1) << 2 | GW_ALIVE)) {
             gw_unlock(lock_fd, i + 1);
@@ -155,13 +166,22 @@ int gw_join(gw_port *port, int lock_fd, int64_t pid, uint64_t start_ticks, uint6
         }
         GW_POINT(join_alive);
         port->me = i + 1;
-        gw_keep_lock(port, lock_fd);
         atomic_store_explicit(&port->home, (uint32_t)(((uint64_t)i * 2654435761u) % port->capacity), memory_order_relaxed);
         GW_POINT(join_kept);
         GW_COUNT(&port->header->alive, 1);
         return 0;
     }
     return -EUSERS;
+}
+
+/* Takes a vacant entry. On success the port owns lock_fd. -EUSERS: every entry is taken. Once in a port's life. */
+int gw_join(gw_port *port, int lock_fd, int64_t pid, uint64_t start_ticks, uint64_t pid_namespace) {
+    if (port->me || atomic_load_explicit(&port->forked, memory_order_relaxed)) return -ECHILD;
+    if (lock_fd < 0) return -EBADF;
+    gw_keep_lock(port, lock_fd); /* first: a child that is forked from here on closes it, or it would hold the place, too */
+    int result = take_place(port, lock_fd, (gw_identity){pid, start_ticks, pid_namespace});
+    if (result) gw_keep_lock(port, -1);
+    return result;
 }
 
 /* Says goodbye: withdraws what has not been answered, waking whoever waits for it, and claims and publishes nothing any more. What other threads of

@@ -48,6 +48,7 @@ int gw_check(const void *base, uint64_t file_bytes); /* 0, -EBADMSG (not ours), 
 int gw_open(gw_port *port, void *base, uint64_t file_bytes);
 void gw_close(gw_port *port);
 int gw_is_forked(const gw_port *port);     /* or closed: no call with it does anything any more */
+int gw_open_lock(gw_port *port, int fd);
 int gw_join(gw_port *port, int lock_fd, int64_t pid, uint64_t start_ticks, uint64_t pid_namespace);
 int gw_leave(gw_port *port);
 #define GW_OWNER_LOCK 0u                           /* index i is participant i's */

@@ -12,6 +12,8 @@ import gpuworker
 from gpuworker.segment.stats import Stats
 from tests import handlers
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts us in the background has it ignored, in our children too
+
 
 def shm_files():
     return {name for name in os.listdir("/dev/shm") if name.startswith("gpuworker-")}

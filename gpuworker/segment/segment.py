@@ -302,7 +302,9 @@ class Segment:
         """Makes this process a participant. False when every place is taken; that of a client that left is free again soon after its last request is gone."""
         with files.explained(f"worker {self.name!r} cannot be joined"):
             me = identify()
-        lock_fd = self._reopen()
+        lock_fd = lib.gw_open_lock(self.port, self.fd)
+        if lock_fd < 0:
+            raise SegmentError(f"worker {self.name!r} cannot be joined: {os.strerror(-lock_fd)}")
         if lib.gw_join(self.port, lock_fd, *me):
             os.close(lock_fd)
             return False
