@@ -43,7 +43,7 @@ def build(directory):
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, directory)
     (directory / "tests").symlink_to(ROOT / "tests")
-    command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
+    command = [sys.executable, "-c", "from native.build import ffi; ffi.compile()"]  # and not setup.py: this needs no recent setuptools
     made = subprocess.run(command, cwd=directory, env={**os.environ, "GPUWORKER_FAILPOINTS": "1"}, capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stdout + made.stderr
 

@@ -8,6 +8,7 @@ import threading
 import time
 
 from gpuworker._native import lib
+from gpuworker.errors import SegmentError
 from gpuworker.segment import spill
 from gpuworker.worker.owner import Owner
 from gpuworker.worker.reaper import Reaper, retire
@@ -36,7 +37,7 @@ class Keeper(threading.Thread):
             try:
                 self.tick()
                 if ticks % SWEEP_TICKS == 0:
-                    spill.sweep(self._segment, strangers=ticks == 0)
+                    self._sweep(strangers=ticks == 0)
             except Exception:
                 log.exception("the keeper goes on after")
             ticks += 1
@@ -73,7 +74,13 @@ class Keeper(threading.Thread):
         reaped = self._reaper.reap()
         lib.gw_free_strays(self._segment.port)
         if reaped:
-            spill.sweep(self._segment)
+            self._sweep()
+
+    def _sweep(self, strangers: bool = False) -> None:
+        try:
+            spill.sweep(self._segment, strangers)
+        except SegmentError as error:  # no descriptor to list the files by: there will be one
+            log.info("payload files are looked after later: %s", error)
 
     def _give_up(self, why: str) -> None:
         log.error("%s", why)
