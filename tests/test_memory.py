@@ -237,7 +237,7 @@ KILLS = int(os.environ.get("GPUWORKER_TEST_KILLS", "300"))
 def test_killed_frontends_leave_everything_as_it_was(name):
     """300 of them; GPUWORKER_TEST_KILLS=1000 for more."""
     with gpuworker.Worker("tests.handlers:identity", name=name, capacity=64, max_request_bytes=4096, max_response_bytes=4096) as worker:
-        client = worker.connect()
+        client = worker.connect(on_full="block")  # the dead hold slots until they are taken back
         owner = psutil.Process(worker.pid)
         big = np.zeros(50_000, "u1")
 
