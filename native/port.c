@@ -25,13 +25,18 @@ static pthread_mutex_t ports_mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t fork_handlers_once = PTHREAD_ONCE_INIT;
 static gw_port *ports;
 
+/* With the mutex held. */
+static void close_lock(gw_port *port) {
+    if (port->lock_fd >= 0) close(port->lock_fd);
+    port->lock_fd = -1;
+}
+
 static void before_fork(void) { pthread_mutex_lock(&ports_mutex); }
 static void after_fork_in_parent(void) { pthread_mutex_unlock(&ports_mutex); }
 static void after_fork_in_child(void) {
     for (gw_port *port = ports; port; port = port->next) {
         atomic_store_explicit(&port->forked, 1, memory_order_relaxed);
-        if (port->lock_fd >= 0) close(port->lock_fd);
-        port->lock_fd = -1;
+        close_lock(port);
     }
     ports = NULL;
     pthread_mutex_unlock(&ports_mutex);
@@ -79,8 +84,7 @@ void gw_close(gw_port *port) {
             break;
         }
     GW_POINT(close_unlisted);
-    if (port->lock_fd >= 0) close(port->lock_fd); /* in the same breath: a child forked in between would keep it */
-    port->lock_fd = -1;
+    close_lock(port); /* in the same breath: a child forked in between would keep it */
     pthread_mutex_unlock(&ports_mutex);
     free(port->backlog);
     free(port->in_backlog);
@@ -114,8 +118,7 @@ int gw_open_lock(gw_port *port, int fd) {
 
 void gw_drop_lock(gw_port *port) {
     pthread_mutex_lock(&ports_mutex);
-    if (port->lock_fd >= 0) close(port->lock_fd);
-    port->lock_fd = -1;
+    close_lock(port);
     pthread_mutex_unlock(&ports_mutex);
 }
 

@@ -27,8 +27,12 @@ def eventually(condition, within_s=30.0):
         time.sleep(0.005)
 
 
-def is_alive(pid):
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+def is_gone(pid):
+    """Dead; whether its parent has reaped it is not our concern."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def kill_all(worker):

@@ -16,7 +16,7 @@ from gpuworker._native import ffi, lib
 from gpuworker.segment import Geometry, Segment
 from gpuworker.segment.names import worker_names
 from tests import handlers
-from tests.conftest import eventually, is_alive, kill_all
+from tests.conftest import eventually, is_gone, kill_all
 from tests.test_behaviours_shared_memory import run_script
 from tests.test_fork import in_child, succeeded
 
@@ -207,7 +207,7 @@ def test_a_process_that_the_handler_left_behind_dies_with_its_owner(name):
         client = worker.connect()
         child = client.submit("x")
         os.kill(worker.pid, signal.SIGKILL)
-        eventually(lambda: not is_alive(child))
+        eventually(lambda: is_gone(child))
         assert client.submit("y") != child
 
 

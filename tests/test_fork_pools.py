@@ -14,7 +14,7 @@ import pytest
 
 import gpuworker
 from tests import handlers
-from tests.conftest import eventually
+from tests.conftest import eventually, is_gone
 from tests.test_fork import in_child, right_answers, succeeded
 from tests.test_pause import forked  # noqa: F401 (a fixture)
 
@@ -346,7 +346,7 @@ def test_a_child_goes_on_when_its_parent_is_killed(name, tmp_path, script):
         parent.stdin.write("\n")
         parent.stdin.flush()
         assert parent.stdout.readline() == "served\n"
-        eventually(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE)
+        eventually(lambda: is_gone(child))
         eventually(lambda: worker.stats().slots_in_use == 0)
 
 

@@ -18,7 +18,7 @@ import gpuworker
 from gpuworker.errors import GpuWorkerError
 from gpuworker.segment.stats import Stats
 
-from .conftest import eventually
+from .conftest import eventually, is_gone
 
 APP = pathlib.Path(__file__).with_name("gunicorn_app")
 SUPERVISOR = "gpuworker.worker.supervise"
@@ -120,14 +120,6 @@ def is_supervisor(process):
     with contextlib.suppress(psutil.Error):
         return SUPERVISOR in process.cmdline()
     return False
-
-
-def is_gone(pid):
-    """Dead; whether pid 1 has reaped it is not our concern."""
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ import pytest
 import gpuworker
 from gpuworker.segment import Segment
 from tests import handlers
-from tests.conftest import eventually, shm_files
-from tests.test_gunicorn import gunicorn, is_gone  # noqa: F401 (a fixture)
+from tests.conftest import eventually, is_gone, shm_files
+from tests.test_gunicorn import gunicorn  # noqa: F401 (a fixture)
 
 BIG = 100_000  # bytes: more than a slot holds
 

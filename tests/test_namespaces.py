@@ -64,14 +64,6 @@ def contained(name, tmp_path):
         process.communicate()
 
 
-@pytest.fixture
-def held(tmp_path):
-    """While this file exists, requests that name it hold the owner's batch."""
-    file = tmp_path / "held"
-    file.touch()
-    return file
-
-
 def first_process(container):
     """The process that has pid 1 inside."""
     (inside,) = psutil.Process(container.pid).children()

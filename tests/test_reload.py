@@ -8,7 +8,7 @@ import pytest
 
 from gpuworker.segment import Segment
 from tests import handlers
-from tests.conftest import eventually, is_alive, kill_owner, running
+from tests.conftest import eventually, is_gone, kill_owner, running
 from tests.test_fork import in_child, succeeded
 
 
@@ -57,7 +57,7 @@ def test_reload_under_load_from_several_processes_fails_no_request(start, module
     eventually(lambda: worker.stats().completed > served + 100)
     over.touch()
     assert succeeded(children)
-    eventually(lambda: not is_alive(first))
+    eventually(lambda: is_gone(first))
     stats = worker.stats()
     assert (stats.failed, stats.restarts, stats.requeued, stats.note) == (0, 0, 0, "")
 
@@ -123,7 +123,7 @@ def test_sigterm_during_a_reload_ends_all(start, tmp_path):
     reload(worker)
     eventually(lambda: len(loads(tmp_path)) == 2)
     worker.stop()
-    assert not any(map(is_alive, loads(tmp_path)))
+    assert all(map(is_gone, loads(tmp_path)))
 
 
 def test_a_standby_serves_at_once_and_is_followed_by_another(start, tmp_path):

@@ -14,7 +14,7 @@ from gpuworker.segment.names import worker_names
 from gpuworker.worker.job import Job
 from gpuworker.worker.supervisor import Supervisor
 from tests import handlers
-from tests.conftest import eventually, is_alive, kill_owner, running
+from tests.conftest import eventually, is_gone, kill_owner, running
 
 
 def outcome(pending):
@@ -192,7 +192,7 @@ def test_without_its_supervisor_an_owner_ends_and_its_callers_are_told(start, he
         assert outcome(pending) == gpuworker.WorkerDied
     else:
         eventually(lambda: name not in worker_names())
-    eventually(lambda: not is_alive(owner))
+    eventually(lambda: is_gone(owner))
     successor = start()
     assert client.submit(["pid"]) == successor.pid
 

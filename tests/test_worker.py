@@ -13,7 +13,7 @@ import pytest
 import gpuworker
 from gpuworker.segment.names import worker_names
 from tests import handlers
-from tests.conftest import Gate, eventually, is_alive, kill_all
+from tests.conftest import Gate, eventually, is_gone, kill_all
 
 
 def test_the_owner_is_another_process_and_a_fresh_interpreter(name):
@@ -228,7 +228,7 @@ def test_the_owner_ends_with_the_process_that_started_it(name, tmp_path, how):
         parent.kill()
     parent.wait()
     parent.stdout.close()
-    eventually(lambda: not is_alive(owner), 20)
+    eventually(lambda: is_gone(owner), 20)
     with gpuworker.Worker(handlers.identity, name=name) as worker:  # whatever it left is taken over
         assert worker.connect().submit("x") == "x"
 

@@ -187,34 +187,25 @@ class Segment:
         """The supervisor's lock, and proof that there is no owner; an owner whose supervisor has died is about to end and is waited for."""
         if lib.gw_try_lock(lock_fd, lib.GW_SUPERVISOR_LOCK):
             return False
-        give_up = time.monotonic() + patience_s
-        while lib.gw_try_lock(lock_fd, lib.GW_OWNER_LOCK):
-            if time.monotonic() >= give_up:
-                lib.gw_unlock(lock_fd, lib.GW_SUPERVISOR_LOCK)
-                return False
-            time.sleep(0.01)
+        if not _lock_as_owner(lock_fd, patience_s):
+            lib.gw_unlock(lock_fd, lib.GW_SUPERVISOR_LOCK)
+            return False
         lib.gw_unlock(lock_fd, lib.GW_OWNER_LOCK)
         return True
 
     def become_owner(self) -> None:
         """Takes the owner's lock, which must be free but for the last moments of the owner before. Raises WorkerAlreadyRunning."""
         lock_fd = self._lock_fd if self._lock_fd >= 0 else self._reopen()
-        give_up = time.monotonic() + ORPHAN_S
-        while lib.gw_try_lock(lock_fd, lib.GW_OWNER_LOCK):
-            if time.monotonic() >= give_up:
-                raise WorkerAlreadyRunning(self.name, self._pid_here(self.owner()))
-            time.sleep(0.001)
+        if not _lock_as_owner(lock_fd, ORPHAN_S):
+            raise WorkerAlreadyRunning(self.name, self._pid_here(self.owner()))
         self._keep_lock(lock_fd)
         self._introduce(lib.gw_set_owner)
 
     @contextlib.contextmanager
     def in_place_of_owner(self) -> Iterator[None]:
         """For a supervisor whose owner is dead: nobody else owns the segment within the block. Raises SegmentError when somebody else holds its lock."""
-        give_up = time.monotonic() + ORPHAN_S
-        while lib.gw_try_lock(self._lock_fd, lib.GW_OWNER_LOCK):  # proved dead, so its lock is about to go
-            if time.monotonic() >= give_up:
-                raise SegmentError(f"a process that is not the owner of worker {self.name!r} holds the owner's lock")
-            time.sleep(0.001)
+        if not _lock_as_owner(self._lock_fd, ORPHAN_S):  # proved dead, so its lock is about to go
+            raise SegmentError(f"a process that is not the owner of worker {self.name!r} holds the owner's lock")
         try:
             yield
         finally:
@@ -401,6 +392,16 @@ class Segment:
     def __del__(self) -> None:
         if getattr(self, "fd", -1) >= 0:
             self.close()
+
+
+def _lock_as_owner(lock_fd: int, patience_s: float) -> bool:
+    """The owner's lock, when it is free within this time: the kernel drops it a moment after its holder's death is known."""
+    give_up = time.monotonic() + patience_s
+    while lib.gw_try_lock(lock_fd, lib.GW_OWNER_LOCK):
+        if time.monotonic() >= give_up:
+            return False
+        time.sleep(0.001)
+    return True
 
 
 def _identity(c: Any) -> Identity:

@@ -65,10 +65,12 @@ class Keeper(threading.Thread):
             )
         if self._may_exit and self._owner.stop_ns is not None and now_ns > self._owner.stop_ns + EXIT_GRACE_NS:
             self._give_up("draining took longer than drain_timeout_s: the running batch is given up")
-        limit_s, began_ns = self._owner.options.run_timeout_s, self._segment.overview().batch_started_ns
-        if self._may_exit and not self._is_supervised and limit_s is not None and began_ns and now_ns > began_ns + limit_s * 1e9:
-            lib.gw_recover(port, 1, lib.GW_KIND_STUCK)
-            self._give_up("a batch ran for longer than run_timeout_s")
+        limit_s = self._owner.options.run_timeout_s
+        if limit_s is not None and self._may_exit and not self._is_supervised:
+            began_ns = self._segment.overview().batch_started_ns
+            if began_ns and now_ns > began_ns + limit_s * 1e9:
+                lib.gw_recover(port, 1, lib.GW_KIND_STUCK)
+                self._give_up("a batch ran for longer than run_timeout_s")
 
     def _reap(self) -> None:
         reaped = self._reaper.reap()

@@ -156,8 +156,11 @@ class Supervisor:
             self._is_reloading = False
             lib.gw_count_event(self.segment.port, lib.GW_RELOADED)
             log.info("worker %s: the new owner (pid %d) serves", self._job.name, owner.pid)
-        began_ns, limit_s = self.segment.overview().batch_started_ns, self.options.run_timeout_s
-        if limit_s is not None and began_ns and time.monotonic_ns() > began_ns + limit_s * 1e9:
+        limit_s = self.options.run_timeout_s
+        if limit_s is None:
+            return
+        began_ns = self.segment.overview().batch_started_ns
+        if began_ns and time.monotonic_ns() > began_ns + limit_s * 1e9:
             owner.kill(f"ran a batch for longer than run_timeout_s={limit_s:g} and was ended")
 
     def _look_at_next(self, now_s: float) -> None:

@@ -227,7 +227,7 @@ static int64_t told_or_answered(waiter *self, int64_t described) {
     return described < 0 ? described : gw_receive(self->port, self->ticket, 0, (uint64_t[WORDS]){0}, PAYLOAD_BYTES);
 }
 static int64_t wait_to_be_told(waiter *self) { return told_or_answered(self, gw_wait(self->port, self->ticket, 0, LONG_NS)); }
-static int64_t wait_in_slices(waiter *self) { /* a post whose poster was killed before it woke anybody is found by looking again */
+static int64_t wait_while_served(waiter *self) { /* who was told of an end that the next owner has taken back waits on */
     int64_t described;
     do described = gw_wait(self->port, self->ticket, 0, LONG_NS);
     while (described == -ETIMEDOUT && self->port->header->state < GW_STOPPED);
@@ -244,7 +244,7 @@ static void fill_ring_and_wait(int64_t (*wait)(waiter *)) {
     waiter_start(&waiters[1], wait_room_or_be_told, w.patient, 0);
 }
 static void a_full_ring_waits(void) { fill_ring_and_wait(wait_to_be_told); }
-static void a_full_ring_waits_in_slices(void) { fill_ring_and_wait(wait_in_slices); }
+static void a_full_ring_waits_while_served(void) { fill_ring_and_wait(wait_while_served); }
 static void all_were_told(void) {
     for (int i = 0; i < 2; i++) expect_told(&waiters[i]);
     next_owner();
@@ -268,7 +268,7 @@ static const scenario owner_scenarios[] = {
     {"drain", two_wait_or_are_refused, own, NULL, drain, NULL, NULL, MODES(owner_modes)},
     {"drain", two_wait_or_are_refused, own, NULL, drain, NULL, NULL, MODES(keeper_goes_on)},
     {"retire", a_full_ring_waits, own, NULL, retire, NULL, empty_ring, MODES(pause_retiring)},
-    {"retire", a_full_ring_waits_in_slices, own, NULL, retire, NULL, empty_ring, MODES(kill_retiring)},
+    {"retire", a_full_ring_waits_while_served, own, NULL, retire, NULL, empty_ring, MODES(kill_retiring)},
     {"expire", somebody_is_late, keep, NULL, tick_late, NULL, NULL, MODES(keeper_modes)},
     {"reap", somebody_died_with_everything, keep, NULL, tick_reaping, NULL, NULL, MODES(keeper_modes)},
     {"end-stuck-batch", two_run, keep, NULL, end_stuck_batch, NULL, NULL, MODES(stuck_modes)},
