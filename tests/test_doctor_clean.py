@@ -178,6 +178,7 @@ def test_a_worker_of_another_pid_namespace_that_lives(name, capsys):
         assert clean(capsys, name) == []
         assert gpuworker.connect(name).submit(1) == 1
         other.kill()
+        other.wait()  # its child has the signal, too: end of input, which comes next, would let it close the worker
     eventually(lambda: len(clean(capsys, name)) == 1)
 
 
