@@ -17,12 +17,14 @@ if not sys.platform.startswith("linux"):
 from gpuworker.client import Client, Pending, connect
 from gpuworker.errors import (
     BatchSizeMismatch,
+    BudgetExceeded,
     DeadlineExceeded,
     GpuWorkerError,
     PayloadTooLarge,
     QueueFull,
     RemoteError,
     RequestCancelled,
+    RequestTooLong,
     SegmentError,
     UnsupportedPayload,
     WorkerAlreadyRunning,
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "BatchSizeMismatch",
+    "BudgetExceeded",
     "Client",
     "DeadlineExceeded",
     "GpuWorkerError",
@@ -47,6 +50,7 @@ __all__ = [
     "QueueFull",
     "RemoteError",
     "RequestCancelled",
+    "RequestTooLong",
     "SegmentError",
     "Stats",
     "UnsupportedPayload",

@@ -7,8 +7,10 @@ GpuWorkerError
  ├─ WorkerDraining          the owner is stopping and takes nothing new
  ├─ WorkerStartupError      the handler could not be loaded; carries the owner's own traceback
  ├─ QueueFull               no free slot (or this process's quota is used up), and the overflow policy is to reject
+ │   └─ BudgetExceeded      it could not be answered within its latency budget, so it was not run
  ├─ DeadlineExceeded        the caller's timeout passed (also a TimeoutError)
  ├─ RequestCancelled        cancel() was called on this request
+ ├─ RequestTooLong          longer than the longest length bucket (also a ValueError)
  ├─ PayloadTooLarge         request or response above max_payload_bytes
  ├─ UnsupportedPayload      a value that cannot cross without pickle (also a TypeError)
  ├─ BatchSizeMismatch       run_batch did not return one result per request
@@ -22,12 +24,14 @@ from __future__ import annotations
 
 __all__ = [
     "BatchSizeMismatch",
+    "BudgetExceeded",
     "DeadlineExceeded",
     "GpuWorkerError",
     "PayloadTooLarge",
     "QueueFull",
     "RemoteError",
     "RequestCancelled",
+    "RequestTooLong",
     "SegmentError",
     "UnsupportedPayload",
     "WorkerAlreadyRunning",
@@ -81,6 +85,26 @@ class QueueFull(GpuWorkerError):
         return type(self), (str(self), self.retry_after_ms)
 
 
+class BudgetExceeded(QueueFull):
+    """The request would not have been answered within its latency budget, so it was not run.
+
+    `estimated_ms`: from its sending to its answer, had it run; `budget_ms`; `queue_depth`: requests queued then; `stage`: "enqueue" (the frontend's forecast:
+    the ring was not touched) or "queued" (the owner's decision).
+    """
+
+    def __init__(self, estimated_ms: float, budget_ms: float, queue_depth: int, stage: str) -> None:
+        when = "would be" if stage == "enqueue" else "would have been"
+        super().__init__(
+            f"the answer {when} there after {estimated_ms:.1f} ms, and the latency budget is {budget_ms:g} ms ({queue_depth} requests are queued); it did not "
+            "run. Try again later, or elsewhere, or with a larger latency_budget_ms",
+            max(estimated_ms - budget_ms, 1.0),
+        )
+        self.estimated_ms, self.budget_ms, self.queue_depth, self.stage = estimated_ms, budget_ms, queue_depth, stage
+
+    def __reduce__(self) -> tuple[type, tuple[float, float, int, str]]:  # type: ignore[override]
+        return type(self), (self.estimated_ms, self.budget_ms, self.queue_depth, self.stage)
+
+
 class DeadlineExceeded(GpuWorkerError, TimeoutError):
     """The caller's timeout passed. `stage`: "connecting", "claiming" (waiting for a slot), "queued" (it never ran) or "running"."""
 
@@ -94,6 +118,19 @@ class DeadlineExceeded(GpuWorkerError, TimeoutError):
 
 class RequestCancelled(GpuWorkerError):
     """The request was cancelled before its answer was read."""
+
+
+class RequestTooLong(GpuWorkerError, ValueError):
+    """A request of `length` (in the handler's own unit, e.g. tokens) does not fit the longest batch row, `limit`. Nothing was run."""
+
+    def __init__(self, length: int, limit: int) -> None:
+        super().__init__(
+            f"a request of length {length:,} is longer than the worker takes, {limit:,}; shorten it, or start the worker with longer length_buckets"
+        )
+        self.length, self.limit = length, limit
+
+    def __reduce__(self) -> tuple[type[RequestTooLong], tuple[int, int]]:
+        return type(self), (self.length, self.limit)
 
 
 class PayloadTooLarge(GpuWorkerError):

@@ -18,18 +18,22 @@ FAILPOINTS = os.environ.get("GPUWORKER_FAILPOINTS", "") == "1"
 # The parts of layout.h and ring.h that Python uses. `...` leaves offsets and sizes to the compiler.
 CDEF = """
 enum { GW_FREE, GW_READY, GW_RUNNING, ... };
-enum { GW_REJECTED, GW_CANCELLED, GW_EXPIRED, GW_FELL_BACK };
+enum { GW_REJECTED, GW_CANCELLED, GW_EXPIRED, GW_FELL_BACK, GW_FORECAST_LATE };
+enum { GW_ADMIT_ALL, GW_ADMIT_AUTO, GW_ADMIT_IN_TIME };
 enum { GW_STARTING, GW_SERVING, GW_RESTARTING, GW_DRAINING, GW_STOPPED, GW_SUPERSEDED, GW_FAILED };
 enum { GW_VACANT, GW_ALIVE, GW_LEFT, ... };
 enum { GW_REJECT, GW_BLOCK, GW_FALLBACK, ... };
 enum { GW_PARK, GW_ADAPTIVE, GW_BUSY, ... };
 enum { GW_KIND_BYTES, GW_KIND_STR, GW_KIND_ARRAY, GW_KIND_TREE, GW_KIND_PICKLE, GW_KIND_ERROR, GW_KIND_EXPIRED, GW_KIND_DRAINING,
-       GW_KIND_DIED, GW_KIND_STUCK, GW_KIND_FAILED, GW_KIND_SPILLED, ... };
+       GW_KIND_DIED, GW_KIND_STUCK, GW_KIND_FAILED, GW_KIND_LATE, GW_KIND_SPILLED, ... };
 enum { GW_RESTARTED, GW_RELOADED, GW_RELOAD_FAILED };
 #define GW_LINE ...
 #define GW_MAX_CAPACITY ...
 #define GW_MAX_PARTICIPANTS ...
 #define GW_MAX_META ...
+#define GW_MAX_LENGTH ...
+#define GW_MAX_REFUSAL ...
+#define GW_LANES ...
 #define GW_BUCKETS ...
 #define GW_REASONS ...
 #define GW_SLOT_BITS ...
@@ -40,15 +44,16 @@ static const int64_t GW_DELIVERED;
 #define GW_SUPERVISOR_LOCK ...
 
 typedef struct { int64_t pid; uint64_t start_ticks; uint64_t pid_namespace; } gw_identity;
-typedef struct { uint64_t ticket, enqueue_ns, deadline_ns; } gw_item;
+typedef struct { uint64_t ticket, enqueue_ns, deadline_ns, terms, participant; } gw_item;
+typedef struct { uint64_t estimated_ns, budget_ns; uint32_t depth; } gw_forecast;
 typedef struct {
     gw_identity owner;
     uint64_t epoch, heartbeat_ns, batch_started_ns, started_ns, max_payload_bytes, segment_bytes;
     gw_identity supervisor;
     uint64_t supervisor_epoch, request_bytes, response_bytes, nonce;
     uint32_t state, alive, capacity, max_participants, on_full, wake, quota_shared, quota_alone, allow_pickle, max_batch_size, in_use;
-    uint64_t batches;
-    uint32_t restarts, reloads, failed_reloads;
+    uint64_t batches, budget_ns, max_length;
+    uint32_t restarts, reloads, failed_reloads, priorities;
 } gw_overview;
 typedef struct { gw_identity identity; uint64_t word; uint32_t joined, held; } gw_participant_view;
 typedef struct { ...; } gw_stats;
@@ -74,8 +79,9 @@ void gw_keep_lock(gw_port *port, int fd);
 
 int64_t gw_claim(gw_port *port);
 int64_t gw_claim_wait(gw_port *port, uint64_t until_ns);
-int gw_publish(gw_port *port, int64_t ticket, uint64_t request, uint64_t deadline_ns);
-int64_t gw_submit(gw_port *port, uint32_t kind, const char *meta, uint32_t meta_bytes, const char *data, uint64_t data_bytes, uint64_t deadline_ns);
+int gw_publish(gw_port *port, int64_t ticket, uint64_t request, uint64_t deadline_ns, uint64_t terms);
+int64_t gw_submit(gw_port *port, uint32_t kind, const char *meta, uint32_t meta_bytes, const char *data, uint64_t data_bytes, uint64_t deadline_ns,
+                  uint64_t terms);
 int64_t gw_wait(gw_port *port, int64_t ticket, uint64_t deadline_ns, uint64_t slice_ns);
 int64_t gw_poll(gw_port *port, int64_t ticket);
 int gw_release(gw_port *port, int64_t ticket);
@@ -90,10 +96,15 @@ int gw_open_backlog(gw_port *port);
 const gw_item *gw_backlog(const gw_port *port);
 int gw_collect(gw_port *port, uint64_t until_ns);
 int gw_take(gw_port *port, int count, uint32_t reason, uint64_t *taken);
+int gw_take_these(gw_port *port, const uint64_t *tickets, int count, uint32_t reason, uint64_t *taken);
+int64_t gw_peek(gw_port *port, int64_t ticket);
+int gw_put_back(gw_port *port, int64_t ticket);
+int gw_news(const gw_port *port, const gw_item **arrived, const uint64_t **gone, int *departures);
 int gw_respond(gw_port *port, int64_t ticket, uint32_t kind, const char *meta, uint32_t meta_bytes, const char *data, uint64_t data_bytes);
 int gw_responded(gw_port *port, int64_t ticket, uint64_t response);
 int gw_finish(gw_port *port, const uint64_t *taken, int n);
 int gw_refuse(gw_port *port, int64_t ticket, uint32_t kind);
+int gw_refuse_with(gw_port *port, int64_t ticket, uint32_t kind, const char *data, uint32_t bytes);
 int gw_refuse_all(gw_port *port, uint32_t kind);
 int gw_expire(gw_port *port, uint64_t now_ns);
 int gw_reap(gw_port *port, uint32_t participant);
@@ -119,6 +130,14 @@ int gw_set_info(gw_port *port, const char *info, uint32_t bytes);
 void gw_set_wake(gw_port *port, uint32_t wake);
 void gw_heartbeat(gw_port *port, uint64_t now_ns);
 void gw_count_client(gw_port *port, uint32_t outcome);
+int gw_is_late(const gw_port *port, uint64_t terms, gw_forecast *out);
+uint64_t gw_arrived(const gw_port *port, uint32_t lane);
+void gw_publish_lane(gw_port *port, uint32_t i, uint64_t length, uint32_t cap, uint64_t run_one_ns, uint64_t run_full_ns);
+void gw_publish_lanes(gw_port *port, uint32_t lanes);
+void gw_publish_queue(gw_port *port, uint32_t i, uint32_t queued, uint64_t gap_ns, uint64_t seen);
+void gw_set_scheduling(gw_port *port, uint32_t admission, uint64_t budget_ns, uint64_t max_length, uint32_t priorities, uint32_t fair,
+                       uint32_t keeps_news);
+void gw_note_batch(gw_port *port, uint64_t predicted_ns, uint64_t tokens, uint64_t padded_tokens);
 uint64_t gw_retry_after_ns(const gw_port *port);
 int gw_watch_parent(int pidfd, uint64_t grace_ns);
 """
@@ -129,7 +148,7 @@ int gw_failpoint_arm(const char *name, uint32_t action, int32_t nth);
 const char *gw_failpoint_name(uint32_t i);
 """
 
-SOURCES = ["segment.c", "port.c", "ring.c", "owner.c", "recovery.c", "semaphore.c", "wake.c", "stats.c", "watch.c"]
+SOURCES = ["segment.c", "port.c", "ring.c", "owner.c", "recovery.c", "semaphore.c", "wake.c", "forecast.c", "stats.c", "watch.c"]
 
 ffi = FFI()
 ffi.cdef(CDEF + FAILPOINTS_CDEF * FAILPOINTS)

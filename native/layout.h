@@ -25,13 +25,14 @@
 #include <stdint.h>
 
 #define GW_MAGIC 0x676b72777570676bull
-#define GW_VERSION 2u
+#define GW_VERSION 3u
 #define GW_LINE 64
 #define GW_MAX_CAPACITY 4096
 #define GW_MAX_PARTICIPANTS 1024 /* the word has 13 bits; the space bitmap below has this many */
 #define GW_BUCKETS 128
 #define GW_INFO_BYTES 8192
 #define GW_NOTE_BYTES 4096
+#define GW_LANES 16 /* length buckets that a forecast can be published for */
 
 _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2 && ATOMIC_INT_LOCK_FREE == 2, "the ring needs lock-free 64-bit and 32-bit atomics");
 
@@ -40,13 +41,14 @@ enum gw_phase { GW_FREE = 0, GW_CLAIMED, GW_READY, GW_RUNNING, GW_DONE, GW_ABAND
 enum gw_state { GW_STARTING = 0, GW_SERVING, GW_RESTARTING, GW_DRAINING, GW_STOPPED, GW_SUPERSEDED, GW_FAILED };
 enum gw_joined { GW_VACANT = 0, GW_ALIVE, GW_LEFT };
 enum gw_on_full { GW_REJECT = 0, GW_BLOCK, GW_FALLBACK };
-enum gw_outcome { GW_REJECTED = 0, GW_CANCELLED, GW_EXPIRED, GW_FELL_BACK }; /* of a request, as its frontend counts it */
+enum gw_outcome { GW_REJECTED = 0, GW_CANCELLED, GW_EXPIRED, GW_FELL_BACK, GW_FORECAST_LATE }; /* of a request, as its frontend counts it */
+enum gw_admission { GW_ADMIT_ALL = 0, GW_ADMIT_AUTO, GW_ADMIT_IN_TIME };
 enum gw_wake { GW_PARK = 0, GW_ADAPTIVE, GW_BUSY };
 
 /* What a payload area holds; the codec is gpuworker/payload. Kinds from GW_KIND_ERROR up occur in responses only. */
 enum gw_kind {
     GW_KIND_BYTES = 0, GW_KIND_STR, GW_KIND_ARRAY, GW_KIND_TREE, GW_KIND_PICKLE,
-    GW_KIND_ERROR = 16, GW_KIND_EXPIRED, GW_KIND_DRAINING, GW_KIND_DIED, GW_KIND_STUCK, GW_KIND_FAILED,
+    GW_KIND_ERROR = 16, GW_KIND_EXPIRED, GW_KIND_DRAINING, GW_KIND_DIED, GW_KIND_STUCK, GW_KIND_FAILED, GW_KIND_LATE,
     GW_KIND_SPILLED = 0x40 /* flag: the payload lies in a file of its own, named after slot and generation (segment/spill.py) */
 };
 
@@ -61,17 +63,28 @@ typedef struct { int64_t pid; uint64_t start_ticks; uint64_t pid_namespace; } gw
 
 /* Written by the threads of one frontend process only (relaxed adds); folded into gw_header.departed by the owner when the frontend is gone. */
 typedef struct {
-    _Atomic uint64_t submitted, rejected, cancelled, expired, fallbacks;
+    _Atomic uint64_t submitted, rejected, cancelled, expired, fallbacks, forecast_late;
     gw_histogram claim_wait, wake;
 } gw_client_stats;
 
 /* Written by the owner only. */
 typedef struct {
     _Atomic uint64_t completed, failed, expired, abandoned, reaped_slots, reaped_participants, batches, requeued, late_wakes, spins, parks;
+    _Atomic uint64_t on_time, late, rejected_late;           /* of requests with a latency budget: answered within it, after it, not run */
+    _Atomic uint64_t predicted, predicted_ns, ran_ns, overruns; /* of batches whose run time was predicted: how many, both sums, how many ran longer */
+    _Atomic uint64_t tokens, padded_tokens;                  /* lengths of requests that ran, as they are and as padded in their batch */
     _Atomic uint64_t reasons[GW_REASONS];
     _Atomic uint64_t batch_sizes[GW_BUCKETS]; /* [n] for n < 64, then one per octave: see gw_batch_done */
     gw_histogram queue_wait, batch_wait, run;
 } gw_stats;
+
+/* One length bucket as its owner last saw it, for frontends that forecast (forecast.c). All of it hints: words are read one by one. */
+typedef struct {
+    _Alignas(GW_LINE) _Atomic uint64_t length;         /* longest request it takes */
+    _Atomic uint64_t run_one_ns, run_full_ns, gap_ns;  /* predicted run of a batch of 1, of `cap`; mean time between arrivals, 0 = unknown */
+    _Atomic uint32_t cap, queued;                      /* most requests in a batch; requests queued when the owner last looked */
+    _Atomic uint64_t seen;                             /* gw_header.arrived[] of this bucket at that time */
+} gw_lane;
 
 typedef struct {
     /* Written once by the creator, before `magic` is stored (release) and the file gets its public name. */
@@ -85,7 +98,10 @@ typedef struct {
     /* Written by each owner before it says GW_SERVING. */
     _Alignas(GW_LINE) uint32_t on_full, wake;
     uint32_t quota_shared, quota_alone; /* slots one participant may hold while others are joined, and while it is alone */
-    uint32_t allow_pickle, max_batch_size, info_bytes, pad0;
+    uint32_t allow_pickle, max_batch_size, info_bytes, admission;
+    uint64_t budget_ns;  /* latency budget of a request that does not bring its own; 0 = none */
+    uint64_t max_length; /* longest request that is taken; 0 = any */
+    uint32_t priorities, pad0; /* whether requests may have some */
     char info[GW_INFO_BYTES]; /* JSON for people and tools: name, handler, options */
     /* Who keeps an owner running: written by whoever holds the supervisor's lock byte, an owner without a supervisor being its own. */
     _Alignas(GW_LINE) gw_identity supervisor;
@@ -105,6 +121,10 @@ typedef struct {
     _Alignas(GW_LINE) _Atomic uint32_t space_bell;
     _Alignas(GW_LINE) _Atomic uint64_t space_wanted[GW_MAX_PARTICIPANTS / 64];
     _Alignas(GW_LINE) _Atomic uint64_t ready[GW_MAX_CAPACITY / 64]; /* frontends set bits, the owner clears words */
+    _Alignas(GW_LINE) _Atomic uint64_t arrived[GW_LANES]; /* requests published, by length bucket; frontends add, while there is a forecast */
+    _Alignas(GW_LINE) _Atomic uint64_t free_at_ns; /* predicted end of the running batch; 0 = idle */
+    _Atomic uint32_t lanes;
+    gw_lane lane[GW_LANES];
     _Alignas(GW_LINE) gw_stats stats;
     _Alignas(GW_LINE) gw_client_stats departed;
 } gw_header;
@@ -125,12 +145,14 @@ typedef struct {
     _Atomic uint64_t request;                 /* kind, meta and length in one: see gw_describe */
     _Atomic uint32_t attempts;        /* owners that died while this request was running: zeroed by the claimer, raised by gw_recover */
     uint32_t pad0;
-    uint64_t reserved0[3];
+    _Atomic uint64_t terms;                   /* budget, length and priority in one: see gw_terms */
+    uint64_t reserved0[2];
     /* Second line: written by the owner only. */
     _Alignas(GW_LINE) uint64_t collect_ns;
     uint64_t dispatch_ns, done_ns;
     uint64_t response;
-    uint64_t reserved1[4];
+    uint64_t due_ns; /* enqueue_ns and latency budget; 0 = none */
+    uint64_t reserved1[3];
     /* Third line: a post says "look at the word". Posted by the owner, waited on by the claimer; never re-initialised. See semaphore.c. */
     _Alignas(GW_LINE) _Atomic uint32_t semaphore;
 } gw_slot;
@@ -156,6 +178,13 @@ static inline uint64_t gw_describe(uint32_t kind, uint32_t meta, uint64_t total)
 static inline uint64_t gw_total_of(uint64_t described) { return described & 0xfffffffffull; }
 static inline uint32_t gw_meta_of(uint64_t described) { return (described >> 36) & GW_MAX_META; }
 static inline uint32_t gw_kind_of(uint64_t described) { return (described >> 54) & 0x7f; }
+/* What a frontend asks for beside the request itself: budget in us (32 bits) | length (24) | priority (8). 0 each: not given. */
+#define GW_MAX_LENGTH ((1u << 24) - 1)
+static inline uint64_t gw_terms(uint64_t budget_us, uint32_t length, uint32_t priority) {
+    return budget_us << 32 | (uint64_t)(length & GW_MAX_LENGTH) << 8 | (priority & 0xff);
+}
+static inline uint64_t gw_budget_of(uint64_t terms) { return (terms >> 32) * 1000; }
+static inline uint32_t gw_length_of(uint64_t terms) { return (terms >> 8) & GW_MAX_LENGTH; }
 static inline uint64_t gw_align(uint64_t n) { return (n + GW_LINE - 1) & ~(uint64_t)(GW_LINE - 1); }
 
 #endif

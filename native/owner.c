@@ -17,7 +17,10 @@ int gw_open_backlog(gw_port *port) {
     if (!port->backlog) port->backlog = calloc(2 * (size_t)port->capacity, sizeof *port->backlog);
     if (!port->in_backlog) port->in_backlog = malloc(port->capacity * sizeof *port->in_backlog);
     if (!port->running) port->running = malloc(port->capacity * sizeof *port->running);
-    if (!port->backlog || !port->in_backlog || !port->running) return -ENOMEM;
+    if (!port->arrived) port->arrived = calloc(2 * (size_t)port->capacity, sizeof *port->arrived);
+    if (!port->aside) port->aside = calloc(2 * (size_t)port->capacity, sizeof *port->aside);
+    if (!port->gone) port->gone = calloc(2 * (size_t)port->capacity, sizeof *port->gone);
+    if (!port->backlog || !port->in_backlog || !port->running || !port->arrived || !port->gone || !port->aside) return -ENOMEM;
     for (uint32_t i = 0; i < port->capacity; i++) port->in_backlog[i] = port->running[i] = GW_NO_TICKET;
     return 0;
 }
@@ -34,6 +37,8 @@ static void purge(gw_port *port) {
         uint64_t word = GW_LOAD(&port->slots[i].word);
         if (gw_phase_of(word) == GW_READY && gw_generation_of(word) == gw_life_of((int64_t)item.ticket) && port->in_backlog[i] == item.ticket)
             port->backlog[kept++] = item;
+        else if (port->keeps_news && port->in_backlog[i] == item.ticket && port->departures < 2 * port->capacity)
+            port->gone[port->departures++] = item.ticket;
     }
     port->queued = kept;
 }
@@ -56,17 +61,19 @@ static void drain_ready_bits(gw_port *port) {
             if (gw_phase_of(word) != GW_READY || port->in_backlog[i] == ticket) continue; /* cancelled or reaped since; or a hostile bit */
             port->in_backlog[i] = ticket;
             GW_POINT(collect_entered);
-            gw_item item = {ticket, GW_PEEK(&slot->enqueue_ns), GW_PEEK(&slot->deadline_ns)};
+            gw_item item = {ticket, GW_PEEK(&slot->enqueue_ns), GW_PEEK(&slot->deadline_ns), GW_PEEK(&slot->terms), gw_participant_of(word)};
             if (now < item.enqueue_ns) now = gw_now(); /* published since we began */
             slot->collect_ns = now;
             uint32_t k = port->queued++;
             for (; k > 0 && port->backlog[k - 1].enqueue_ns > item.enqueue_ns; k--) port->backlog[k] = port->backlog[k - 1];
             port->backlog[k] = item;
+            if (port->keeps_news && port->arrivals < 2 * port->capacity) port->arrived[port->arrivals++] = item;
         }
     }
 }
 
 int gw_collect(gw_port *port, uint64_t until_ns) {
+    port->arrivals = port->departures = 0;
     purge(port);
     uint32_t before = port->queued;
     drain_ready_bits(port);
@@ -154,53 +161,120 @@ static void expire(gw_port *port, gw_slot *slot, int64_t ticket) {
     if (gw_end(port, slot, ticket) == 1) GW_COUNT(&port->header->stats.expired, -1ull); /* its frontend was faster, and counts it */
 }
 
-/* Takes up to `count` requests from the front of the backlog and begins a batch of them. For each its ticket and its request as described by the
- * frontend, copied once and checked against the area: UINT64_MAX when it claims more than there is. Cancelled ones are skipped, expired ones answered.
- * One that was running when an owner died is a batch of its own: if it is what kills owners, it takes nobody else's attempts with it. */
+/* Brings `count` of the backlog to its front, in order: each participant's first request before anybody's second. So one that has queued a thousand requests
+ * delays another's single one by no more than the batch that runs. Twin of gpuworker/scheduling/fairness.py. */
+static void fair_front(gw_port *port, uint32_t count) {
+    static _Thread_local uint16_t asked[GW_MAX_PARTICIPANTS + 1], turn[2 * GW_MAX_CAPACITY], taking_turn[2 * GW_MAX_CAPACITY + 1];
+    memset(asked, 0, sizeof asked);
+    memset(taking_turn, 0, (port->queued + 1) * sizeof *taking_turn);
+    for (uint32_t k = 0; k < port->queued; k++) taking_turn[turn[k] = asked[port->backlog[k].participant % (GW_MAX_PARTICIPANTS + 1)]++]++;
+    uint32_t last = 0, room = count; /* all turns before `last` go, and `room` of that one */
+    while (room > taking_turn[last]) room -= taking_turn[last++];
+    uint32_t front = 0, back = 0;
+    for (uint32_t k = 0; k < port->queued; k++) {
+        int goes = turn[k] < last || (turn[k] == last && room && room--);
+        if (goes) port->backlog[front++] = port->backlog[k];
+        else port->aside[back++] = port->backlog[k];
+    }
+    memcpy(port->backlog + front, port->aside, back * sizeof *port->backlog);
+}
+
+/* Whether a described request claims more than there is. */
+static int exceeds(const gw_port *port, uint64_t request) {
+    uint64_t total = gw_total_of(request), room = gw_kind_of(request) & GW_KIND_SPILLED ? port->max_payload_bytes : port->request_bytes;
+    return total > room || gw_meta_of(request) > total;
+}
+
+enum taken { TAKEN, LEFT_OUT, NOT_YET };
+
+/* Takes one request into the batch that has `n`: LEFT_OUT if it was cancelled, or has expired and is answered. Its ticket and its request as described by the
+ * frontend go to `pair`, copied once and checked against the area: UINT64_MAX when it claims more than there is. */
+static enum taken take_one(gw_port *port, int64_t ticket, int n, uint64_t now, uint64_t *pair) {
+    gw_slot *slot = slot_at(port, ticket);
+    if (!slot) return LEFT_OUT;
+    /* One that was running when an owner died is a batch of its own: if it is what kills owners, it takes nobody else's attempts with it. */
+    if (n && GW_PEEK(&slot->attempts)) return NOT_YET;
+    uint64_t noted = port->running ? GW_PEEK(&port->running[gw_slot_of(ticket)]) : GW_NO_TICKET;
+    note_running(port, ticket, (uint64_t)ticket); /* before the word says so, see is_stray */
+    if (!take(slot, ticket)) { /* a ticket of an earlier life: the present one may be running already */
+        note_running(port, ticket, noted);
+        return LEFT_OUT;
+    }
+    GW_POINT(take_moved);
+    port->in_backlog[gw_slot_of(ticket)] = GW_NO_TICKET; /* gw_untake may bring it back */
+    slot->dispatch_ns = now;
+    uint64_t request = GW_PEEK(&slot->request), deadline = GW_PEEK(&slot->deadline_ns), budget = gw_budget_of(GW_PEEK(&slot->terms));
+    if (deadline && deadline <= now) {
+        expire(port, slot, ticket);
+        note_running(port, ticket, GW_NO_TICKET);
+        return LEFT_OUT;
+    }
+    if (!budget) budget = port->budget_ns;
+    slot->due_ns = budget ? GW_PEEK(&slot->enqueue_ns) + budget : 0;
+    if (exceeds(port, request)) request = UINT64_MAX;
+    GW_POINT(take_read);
+    pair[0] = (uint64_t)ticket;
+    pair[1] = request;
+    return TAKEN;
+}
+
+static void begin_batch(gw_port *port, int n, uint32_t reason, uint64_t now) {
+    port->batch_size = (uint32_t)n;
+    port->batch_reason = reason;
+    port->predicted_ns = 0;
+    GW_POINT(take_all);
+    if (n) atomic_store_explicit(&port->header->batch_started_ns, now, memory_order_relaxed);
+    GW_POINT(take_stamped);
+}
+
+static int is_suspect(const gw_port *port, uint64_t ticket) { return GW_PEEK(&port->slots[gw_slot_of((int64_t)ticket)].attempts) != 0; }
+
+/* Takes up to `count` requests from the front of the backlog and begins a batch of them. -> n; `taken`: n pairs, see take_one. */
 int gw_take(gw_port *port, int count, uint32_t reason, uint64_t *taken) {
     uint64_t now = gw_now();
     int n = 0;
     uint32_t k = 0;
-    for (; k < port->queued && n < count; k++) {
-        int64_t ticket = (int64_t)port->backlog[k].ticket;
-        gw_slot *slot = slot_at(port, ticket);
-        int suspect = slot && GW_PEEK(&slot->attempts);
-        if (suspect && n) break;
-        if (!slot) continue;
-        uint64_t noted = port->running ? GW_PEEK(&port->running[gw_slot_of(ticket)]) : GW_NO_TICKET;
-        note_running(port, ticket, (uint64_t)ticket); /* before the word says so, see is_stray */
-        if (!take(slot, ticket)) { /* a ticket of an earlier life: the present one may be running already */
-            note_running(port, ticket, noted);
-            continue;
-        }
-        GW_POINT(take_moved);
-        port->in_backlog[gw_slot_of(ticket)] = GW_NO_TICKET; /* gw_untake may bring it back */
-        slot->dispatch_ns = now;
-        uint64_t request = GW_PEEK(&slot->request), deadline = GW_PEEK(&slot->deadline_ns);
-        if (deadline && deadline <= now) {
-            expire(port, slot, ticket);
-            note_running(port, ticket, GW_NO_TICKET);
-            continue;
-        }
-        uint64_t total = gw_total_of(request), room = gw_kind_of(request) & GW_KIND_SPILLED ? port->max_payload_bytes : port->request_bytes;
-        if (total > room || gw_meta_of(request) > total) request = UINT64_MAX;
-        GW_POINT(take_read);
-        taken[2 * n] = (uint64_t)ticket;
-        taken[2 * n + 1] = request;
-        n++;
-        if (suspect) {
-            k++;
-            break;
-        }
+    if (port->fair && count > 0 && (uint32_t)count < port->queued) fair_front(port, (uint32_t)count);
+    while (k < port->queued && n < count) {
+        enum taken result = take_one(port, (int64_t)port->backlog[k].ticket, n, now, taken + 2 * n);
+        if (result == NOT_YET) break;
+        k++;
+        if (result == TAKEN && is_suspect(port, taken[2 * n++])) break;
     }
     port->queued -= k;
     memmove(port->backlog, port->backlog + k, port->queued * sizeof *port->backlog);
-    port->batch_size = (uint32_t)n;
-    port->batch_reason = reason;
-    GW_POINT(take_all);
-    if (n) atomic_store_explicit(&port->header->batch_started_ns, now, memory_order_relaxed);
-    GW_POINT(take_stamped);
+    begin_batch(port, n, reason, now);
     return n;
+}
+
+/* The same for any requests of the backlog; they leave it at the next gw_collect. Those after a suspect are not taken: see gw_put_back. */
+int gw_take_these(gw_port *port, const uint64_t *tickets, int count, uint32_t reason, uint64_t *taken) {
+    uint64_t now = gw_now();
+    int n = 0;
+    for (int k = 0; k < count; k++) {
+        enum taken result = take_one(port, (int64_t)tickets[k], n, now, taken + 2 * n);
+        if (result == NOT_YET) continue;
+        if (result == TAKEN && is_suspect(port, taken[2 * n++])) break;
+    }
+    begin_batch(port, n, reason, now);
+    return n;
+}
+
+/* For a request that was chosen and not taken: it arrives anew, if it is READY still. */
+int gw_put_back(gw_port *port, int64_t ticket) {
+    gw_slot *slot = slot_at(port, ticket);
+    uint32_t i = gw_slot_of(ticket);
+    if (!slot || port->in_backlog[i] != (uint64_t)ticket) return -ESTALE;
+    port->in_backlog[i] = GW_NO_TICKET;
+    atomic_fetch_or_explicit(&port->header->ready[i / 64], 1ull << (i % 64), memory_order_seq_cst);
+    return 0;
+}
+
+int gw_news(const gw_port *port, const gw_item **arrived, const uint64_t **gone, int *departures) {
+    *arrived = port->arrived;
+    *gone = port->gone;
+    *departures = (int)port->departures;
+    return (int)port->arrivals;
 }
 
 /* RUNNING -> READY: taken, but not run after all. */
@@ -241,12 +315,15 @@ static int answer(gw_port *port, gw_slot *slot, int64_t ticket) {
     gw_observe(&stats->queue_wait, slot->collect_ns - GW_PEEK(&slot->enqueue_ns));
     gw_observe(&stats->batch_wait, slot->dispatch_ns - slot->collect_ns);
     _Atomic uint64_t *outcome = (gw_kind_of(slot->response) & ~(uint32_t)GW_KIND_SPILLED) < GW_KIND_ERROR ? &stats->completed : &stats->failed;
+    _Atomic uint64_t *in_time = !slot->due_ns ? NULL : now <= slot->due_ns ? &stats->on_time : &stats->late;
     GW_COUNT(outcome, 1);
+    if (in_time) GW_COUNT(in_time, 1);
     GW_POINT(answer_counted);
     int result = gw_end(port, slot, ticket);
     GW_POINT(answer_published);
     if (result == 1) {
         GW_COUNT(outcome, -1ull);
+        if (in_time) GW_COUNT(in_time, -1ull);
         GW_COUNT(&stats->abandoned, 1);
     }
     return result;
@@ -293,16 +370,32 @@ int gw_finish(gw_port *port, const uint64_t *taken, int n) {
     return abandoned;
 }
 
-int gw_refuse(gw_port *port, int64_t ticket, uint32_t kind) {
+/* The request of a ticket that is READY, as described, for a look at its area before it is taken: which a frontend may cancel and fill anew meanwhile. -ESTALE,
+ * or -EILSEQ when it claims more than there is. */
+int64_t gw_peek(gw_port *port, int64_t ticket) {
     gw_slot *slot = slot_at(port, ticket);
+    if (!slot) return -EINVAL;
+    uint64_t word = GW_LOAD(&slot->word), request = GW_PEEK(&slot->request) & INT64_MAX;
+    if (gw_generation_of(word) != gw_life_of(ticket) || gw_phase_of(word) != GW_READY) return -ESTALE;
+    return exceeds(port, request) ? -EILSEQ : (int64_t)request;
+}
+
+/* READY -> DONE without running. */
+int gw_refuse_with(gw_port *port, int64_t ticket, uint32_t kind, const void *data, uint32_t bytes) {
+    gw_slot *slot = slot_at(port, ticket);
+    if (bytes > GW_MAX_REFUSAL || bytes > port->response_bytes) return -EMSGSIZE;
     if (!slot || !take(slot, ticket)) return -ESTALE;
     GW_POINT(refuse_taken);
-    slot->response = gw_describe(kind, 0, 0);
+    if (port->in_backlog && port->in_backlog[gw_slot_of(ticket)] == (uint64_t)ticket) port->in_backlog[gw_slot_of(ticket)] = GW_NO_TICKET; /* no news */
+    if (bytes) memcpy(gw_response_area(port, gw_slot_of(ticket)), data, bytes);
+    slot->response = gw_describe(kind, 0, bytes);
     slot->done_ns = gw_now();
-    GW_COUNT(&port->header->stats.failed, 1);
+    GW_COUNT(kind == GW_KIND_LATE ? &port->header->stats.rejected_late : &port->header->stats.failed, 1);
     GW_POINT(refuse_written);
     return gw_end(port, slot, ticket);
 }
+
+int gw_refuse(gw_port *port, int64_t ticket, uint32_t kind) { return gw_refuse_with(port, ticket, kind, NULL, 0); }
 
 /* Answers everything that is queued; for a worker that ends without an owner. */
 int gw_refuse_all(gw_port *port, uint32_t kind) {

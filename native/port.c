@@ -87,9 +87,13 @@ void gw_close(gw_port *port) {
     close_lock(port); /* in the same breath: a child forked in between would keep it */
     pthread_mutex_unlock(&ports_mutex);
     free(port->backlog);
+    free(port->aside);
+    free(port->arrived);
+    free(port->gone);
     free(port->in_backlog);
     free((void *)port->running);
-    port->backlog = NULL;
+    port->backlog = port->aside = port->arrived = NULL;
+    port->gone = NULL;
     port->in_backlog = NULL;
     port->running = NULL;
     port->queued = 0;

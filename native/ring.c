@@ -105,7 +105,7 @@ int64_t gw_claim_wait(gw_port *port, uint64_t until_ns) {
     return ticket;
 }
 
-int gw_publish(gw_port *port, int64_t ticket, uint64_t request, uint64_t deadline_ns) {
+int gw_publish(gw_port *port, int64_t ticket, uint64_t request, uint64_t deadline_ns, uint64_t terms) {
     gw_slot *slot = own_slot(port, ticket);
     if (!slot) return -ECHILD;
     uint64_t word = word_of(port, ticket, GW_CLAIMED);
@@ -113,6 +113,7 @@ int gw_publish(gw_port *port, int64_t ticket, uint64_t request, uint64_t deadlin
     GW_POINT(publish_checked);
     atomic_store_explicit(&slot->request, request, memory_order_relaxed);
     atomic_store_explicit(&slot->deadline_ns, deadline_ns, memory_order_relaxed);
+    atomic_store_explicit(&slot->terms, terms, memory_order_relaxed);
     atomic_store_explicit(&slot->enqueue_ns, gw_now(), memory_order_relaxed);
     GW_POINT(publish_described);
     if (!GW_CAS(&slot->word, &word, gw_with_phase(word, GW_READY))) return -ESTALE; /* releases the request to gw_take */
@@ -128,13 +129,16 @@ int gw_publish(gw_port *port, int64_t ticket, uint64_t request, uint64_t deadlin
     GW_POINT(publish_told);
     GW_COUNT(&stats_of(port)->submitted, 1);
     GW_POINT(publish_counted);
+    if (port->header->admission) gw_count_arrival(port, terms);
     gw_ring_doorbell(port);
     return 0;
 }
 
-int64_t gw_submit(gw_port *port, uint32_t kind, const void *meta, uint32_t meta_bytes, const void *data, uint64_t data_bytes, uint64_t deadline_ns) {
+int64_t gw_submit(gw_port *port, uint32_t kind, const void *meta, uint32_t meta_bytes, const void *data, uint64_t data_bytes, uint64_t deadline_ns,
+                  uint64_t terms) {
     uint64_t from = gw_align(meta_bytes), total = from + data_bytes;
     if (total > port->request_bytes || meta_bytes > GW_MAX_META) return -EMSGSIZE;
+    if (port->header->admission && gw_is_late(port, terms, NULL)) return -ETIME;
     int64_t ticket = gw_claim(port);
     if (ticket < 0) return ticket;
     GW_POINT(submit_claimed);
@@ -142,7 +146,7 @@ int64_t gw_submit(gw_port *port, uint32_t kind, const void *meta, uint32_t meta_
     if (meta_bytes) memcpy(area, meta, meta_bytes);
     if (data_bytes) memcpy(area + from, data, data_bytes);
     GW_POINT(submit_copied);
-    int result = gw_publish(port, ticket, gw_describe(kind, meta_bytes, total), deadline_ns);
+    int result = gw_publish(port, ticket, gw_describe(kind, meta_bytes, total), deadline_ns, terms);
     return result ? result : ticket;
 }
 

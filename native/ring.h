@@ -12,7 +12,7 @@
 typedef struct { _Atomic uint32_t score, skip, backoff, waits; } gw_spinner;
 
 /* One collected request, as the owner's queue knows it. */
-typedef struct gw_item { uint64_t ticket, enqueue_ns, deadline_ns; } gw_item;
+typedef struct gw_item { uint64_t ticket, enqueue_ns, deadline_ns, terms, participant; } gw_item;
 
 /* One process's own view of one segment: validated geometry, its place among the participants, what it holds. Process-local. */
 typedef struct gw_port {
@@ -34,6 +34,13 @@ typedef struct gw_port {
     uint64_t *in_backlog;             /* by slot: the ticket that entered the backlog last, or none once it is taken */
     _Atomic uint64_t *running;        /* by slot: the ticket that gw_take took and gw_finish or gw_untake has not ended, or none */
     uint32_t queued, batch_size, batch_reason;
+    uint32_t fair, keeps_news;        /* see gw_set_scheduling, gw_news */
+    gw_item *aside;                   /* room for fair_front */
+    gw_item *arrived;                 /* what entered the backlog, and the tickets that left it without being taken, since gw_collect was called last */
+    uint64_t *gone;
+    uint32_t arrivals, departures;
+    uint64_t budget_ns;               /* the owner's own: a frontend cannot change it */
+    uint64_t predicted_ns;            /* of the batch that is being run; 0 = unknown */
     uint64_t serial;                  /* tells ports apart, also when memory is used again */
     struct gw_port *next;             /* list for the fork handler */
 } gw_port;
@@ -63,8 +70,9 @@ void gw_drop_lock(gw_port *port);
 /* Frontend (ring.c) */
 int64_t gw_claim(gw_port *port);                                    /* -> ticket | -EAGAIN full | -EDQUOT | -ECHILD | -ESHUTDOWN | -ENOTCONN */
 int64_t gw_claim_wait(gw_port *port, uint64_t until_ns);            /* the same, waiting for room; -ETIMEDOUT | -EINTR */
-int gw_publish(gw_port *port, int64_t ticket, uint64_t request, uint64_t deadline_ns);
-int64_t gw_submit(gw_port *port, uint32_t kind, const void *meta, uint32_t meta_bytes, const void *data, uint64_t data_bytes, uint64_t deadline_ns);
+int gw_publish(gw_port *port, int64_t ticket, uint64_t request, uint64_t deadline_ns, uint64_t terms);
+int64_t gw_submit(gw_port *port, uint32_t kind, const void *meta, uint32_t meta_bytes, const void *data, uint64_t data_bytes, uint64_t deadline_ns,
+                  uint64_t terms);
 int64_t gw_wait(gw_port *port, int64_t ticket, uint64_t deadline_ns, uint64_t slice_ns); /* -> described response | -ETIMEDOUT | -EINTR | -ESTALE */
 int64_t gw_poll(gw_port *port, int64_t ticket);                     /* as gw_wait, at once: -EINPROGRESS */
 int gw_release(gw_port *port, int64_t ticket);
@@ -80,11 +88,17 @@ int gw_open_backlog(gw_port *port);
 const gw_item *gw_backlog(const gw_port *port);                      /* what is collected and not taken, oldest first */
 int gw_collect(gw_port *port, uint64_t until_ns);                   /* waits for something new -> length of the backlog | -EINTR */
 int gw_take(gw_port *port, int count, uint32_t reason, uint64_t *taken);             /* -> n; taken: n pairs of ticket, described request */
+int gw_take_these(gw_port *port, const uint64_t *tickets, int count, uint32_t reason, uint64_t *taken); /* the same for any of the backlog */
+int64_t gw_peek(gw_port *port, int64_t ticket);                     /* -> described request */
+int gw_put_back(gw_port *port, int64_t ticket);                     /* into the news, if it is READY still: for what gw_take_these left */
+int gw_news(const gw_port *port, const gw_item **arrived, const uint64_t **gone, int *departures); /* -> arrivals since gw_collect was called last */
 int gw_untake(gw_port *port, int64_t ticket);
 int gw_respond(gw_port *port, int64_t ticket, uint32_t kind, const void *meta, uint32_t meta_bytes, const void *data, uint64_t data_bytes);
 int gw_responded(gw_port *port, int64_t ticket, uint64_t response);
 int gw_finish(gw_port *port, const uint64_t *taken, int n);
 int gw_refuse(gw_port *port, int64_t ticket, uint32_t kind);        /* READY -> DONE with an empty response of this kind */
+int gw_refuse_with(gw_port *port, int64_t ticket, uint32_t kind, const void *data, uint32_t bytes); /* at most GW_MAX_REFUSAL */
+#define GW_MAX_REFUSAL 448
 int gw_refuse_all(gw_port *port, uint32_t kind);
 int gw_expire(gw_port *port, uint64_t now_ns);
 int gw_reap(gw_port *port, uint32_t participant);
@@ -103,8 +117,8 @@ typedef struct {
     gw_identity supervisor;
     uint64_t supervisor_epoch, request_bytes, response_bytes, nonce;
     uint32_t state, alive, capacity, max_participants, on_full, wake, quota_shared, quota_alone, allow_pickle, max_batch_size, in_use;
-    uint64_t batches;
-    uint32_t restarts, reloads, failed_reloads;
+    uint64_t batches, budget_ns, max_length;
+    uint32_t restarts, reloads, failed_reloads, priorities;
 } gw_overview;
 typedef struct { gw_identity identity; uint64_t word; uint32_t joined, held; } gw_participant_view;
 void gw_read_header(const gw_port *port, gw_overview *out);
@@ -125,6 +139,18 @@ void gw_heartbeat(gw_port *port, uint64_t now_ns);
 void gw_batch_done(gw_port *port, uint32_t size, uint32_t reason, uint64_t run_ns);
 void gw_count_client(gw_port *port, uint32_t outcome);
 uint64_t gw_retry_after_ns(const gw_port *port);
+
+/* Forecast (forecast.c): will this request be in time? */
+typedef struct { uint64_t estimated_ns, budget_ns; uint32_t depth; } gw_forecast;
+int gw_is_late(const gw_port *port, uint64_t terms, gw_forecast *out); /* 1: it would be late, and is not to be sent */
+void gw_count_arrival(gw_port *port, uint64_t terms);
+uint64_t gw_arrived(const gw_port *port, uint32_t lane);
+void gw_publish_lane(gw_port *port, uint32_t i, uint64_t length, uint32_t cap, uint64_t run_one_ns, uint64_t run_full_ns);
+void gw_publish_lanes(gw_port *port, uint32_t lanes);
+void gw_publish_queue(gw_port *port, uint32_t i, uint32_t queued, uint64_t gap_ns, uint64_t seen);
+void gw_set_scheduling(gw_port *port, uint32_t admission, uint64_t budget_ns, uint64_t max_length, uint32_t priorities, uint32_t fair,
+                       uint32_t keeps_news);
+void gw_note_batch(gw_port *port, uint64_t predicted_ns, uint64_t tokens, uint64_t padded_tokens);
 
 /* Parent watch (watch.c) */
 int gw_watch_parent(int pidfd, uint64_t grace_ns);

@@ -45,7 +45,7 @@ void gw_read_header(const gw_port *port, gw_overview *out) {
         .response_bytes = port->response_bytes, .state = GW_LOAD(&h->state), .alive = READ(&h->alive), .capacity = port->capacity,
         .max_participants = port->max_participants, .on_full = h->on_full, .wake = h->wake, .quota_shared = h->quota_shared,
         .quota_alone = h->quota_alone, .allow_pickle = h->allow_pickle, .max_batch_size = h->max_batch_size, .in_use = in_use,
-        .batches = READ(&h->stats.batches), .restarts = READ(&h->restarts), .reloads = READ(&h->reloads), .failed_reloads = READ(&h->failed_reloads)};
+        .batches = READ(&h->stats.batches), .budget_ns = h->budget_ns, .max_length = h->max_length, .priorities = h->priorities, .restarts = READ(&h->restarts), .reloads = READ(&h->reloads), .failed_reloads = READ(&h->failed_reloads)};
 }
 
 int gw_read_info(const gw_port *port, char *out, uint32_t bytes) {
@@ -170,14 +170,22 @@ void gw_batch_done(gw_port *port, uint32_t size, uint32_t reason, uint64_t run_n
     GW_TALLY(&h->stats.reasons[reason % GW_REASONS], 1);
     GW_TALLY(&h->stats.batch_sizes[bucket < GW_BUCKETS ? bucket : GW_BUCKETS - 1], 1);
     gw_observe(&h->stats.run, run_ns);
+    if (port->predicted_ns) {
+        GW_TALLY(&h->stats.predicted, 1);
+        GW_TALLY(&h->stats.predicted_ns, port->predicted_ns);
+        GW_TALLY(&h->stats.ran_ns, run_ns);
+        GW_TALLY(&h->stats.overruns, run_ns > port->predicted_ns);
+        WRITE(&h->free_at_ns, 0);
+    }
     track(&h->run_mean_ns, run_ns);
 }
 
 void gw_count_client(gw_port *port, uint32_t outcome) {
     if (!port->me) return;
     gw_client_stats *s = &port->participants[port->me - 1].stats;
-    _Atomic uint64_t *counters[] = {[GW_REJECTED] = &s->rejected, [GW_CANCELLED] = &s->cancelled, [GW_EXPIRED] = &s->expired, [GW_FELL_BACK] = &s->fallbacks};
-    if (outcome <= GW_FELL_BACK) GW_COUNT(counters[outcome], 1);
+    _Atomic uint64_t *counters[] = {[GW_REJECTED] = &s->rejected, [GW_CANCELLED] = &s->cancelled, [GW_EXPIRED] = &s->expired, [GW_FELL_BACK] = &s->fallbacks,
+                                    [GW_FORECAST_LATE] = &s->forecast_late};
+    if (outcome <= GW_FORECAST_LATE) GW_COUNT(counters[outcome], 1);
 }
 
 /* When a slot should be free again: the time one more batch takes, as batches have gone lately, less what the running one has done already. */

@@ -86,11 +86,11 @@ class ClientActor:
         text = b"%d" % number
         if lib.gw_phase(self._port, ticket) == 1:  # CLAIMED: it is ours to write to
             self._segment.requests[ticket & 0xFFF][: len(text)] = text
-        return lib.gw_publish(self._port, ticket, lib.GW_KIND_BYTES << 54 | len(text), int(is_overdue))
+        return lib.gw_publish(self._port, ticket, lib.GW_KIND_BYTES << 54 | len(text), int(is_overdue), 0)
 
     def submit(self, number, is_overdue):
         text = b"%d" % number
-        return lib.gw_submit(self._port, lib.GW_KIND_BYTES, b"", 0, text, len(text), int(is_overdue))
+        return lib.gw_submit(self._port, lib.GW_KIND_BYTES, b"", 0, text, len(text), int(is_overdue), 0)
 
     def poll(self, ticket):
         return self._read(ticket, lib.gw_poll(self._port, ticket))

@@ -201,7 +201,7 @@ class Frontend:
         pending = client.enqueue(self.ask("slow", 1))
         client.close()
         if ticket >= 0:
-            assert lib.gw_publish(link.port, ticket, 0, 0) < 0
+            assert lib.gw_publish(link.port, ticket, 0, 0, 0) < 0
         with contextlib.suppress(gpuworker.RequestCancelled):
             pending.result(PATIENCE_S)
         link.segment.close()
@@ -450,7 +450,7 @@ def recover_with_a_death_at(point):
         if not os.WIFSIGNALED(end_of(in_child(recover, name, point))):
             return f"{point} was not reached"
         last = in_child(serve_all, name)
-        if lib.gw_publish(segment.port, tickets[CLAIMED], GW_BYTES_OF_1, 0):
+        if lib.gw_publish(segment.port, tickets[CLAIMED], GW_BYTES_OF_1, 0, 0):
             return f"{point}: the claimed slot is lost"
         for what, ticket in tickets.items():
             response = lib.gw_wait(segment.port, ticket, time.monotonic_ns() + int(PATIENCE_S * 1e9), int(PATIENCE_S * 1e9))
@@ -500,7 +500,7 @@ def submit_every_state(segment, owner):
     tickets = {CLAIMED: lib.gw_claim(port)}
     segment.requests[tickets[CLAIMED] & 0xFFF][:1] = b"%d" % CLAIMED
     for what in (RUNNING, RESPONDED, ABANDONED, ANSWERED, COLLECTED, QUEUED):
-        tickets[what] = lib.gw_submit(port, lib.GW_KIND_BYTES, b"", 0, b"%d" % what, 1, 0)
+        tickets[what] = lib.gw_submit(port, lib.GW_KIND_BYTES, b"", 0, b"%d" % what, 1, 0, 0)
         if what == ANSWERED:
             eventually(lambda: lib.gw_phase(port, tickets[ANSWERED]) == PHASES[ANSWERED], "one is answered")
         elif what == COLLECTED:

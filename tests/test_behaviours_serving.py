@@ -35,7 +35,7 @@ def held_gate():
 def test_after_an_idle_while_two_requests_leave_together():
     policy = SizeOrTimeout(8, 20)
     arrivals = [0, SECOND, SECOND + 2 * MS]  # the second comes long after the first batch has ended
-    first, second = simulate(policy, arrivals, lambda count: 5 * MS)
+    first, second = simulate(policy, arrivals, lambda count, length: 5 * MS).batches
     assert (first.requests, second.requests) == ((0,), (1, 2))
     assert second.end_ns == SECOND + 20 * MS + 5 * MS
 

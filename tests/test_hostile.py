@@ -109,7 +109,7 @@ def offend(name, patches):
             layout.slots[slot, DEADLINE] = 0
             layout.slots[slot, ENQUEUE] = time.monotonic_ns()
             layout.slots[slot, WORD] = generation << 16 | me << 3 | 1  # CLAIMED
-            lib.gw_publish(port, generation << 12 | int(slot), int(layout.slots[slot, REQUEST]), 0)
+            lib.gw_publish(port, generation << 12 | int(slot), int(layout.slots[slot, REQUEST]), 0, 0)
         for _ in range(10):  # while the owner reads
             at = dice.integers(1, SLOT_WORDS, 40)
             layout.slots[dice.choice(mine, 40), at] = values(dice, 40)

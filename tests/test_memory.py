@@ -189,13 +189,13 @@ def test_ten_thousand_failing_requests_leave_everything_as_it_was(name):
             port = client._link.port
             ticket = lib.gw_claim(port)
             client._link.segment.requests[ticket & SLOT_MASK][:1] = b"\xc1"  # a byte that msgpack does not use
-            lib.gw_publish(port, ticket, describe(lib.GW_KIND_TREE, 1, 100), 0)
+            lib.gw_publish(port, ticket, describe(lib.GW_KIND_TREE, 1, 100), 0, 0)
             fails(gpuworker.SegmentError, lambda: client._link.answer(ticket, 0))
 
         def missing_file():
             port = client._link.port
             ticket = lib.gw_claim(port)
-            lib.gw_publish(port, ticket, describe(lib.GW_KIND_SPILLED | lib.GW_KIND_BYTES, 0, 5000), 0)
+            lib.gw_publish(port, ticket, describe(lib.GW_KIND_SPILLED | lib.GW_KIND_BYTES, 0, 5000), 0, 0)
             fails(gpuworker.SegmentError, lambda: client._link.answer(ticket, 0))
 
         def dropped():

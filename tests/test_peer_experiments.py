@@ -56,7 +56,7 @@ def batch_of(in_process):
 
 def test_a_late_arrival_behind_a_running_batch_is_done_when_its_own_wait_and_the_run_are_over():
     # Runs take 50 ms, requests wait up to 40 ms. A leaves at 40 and runs until 90; B came at 50, is due at 90, and is done at 140: 90 ms after it came.
-    a, b = simulate(SizeOrTimeout(8, 40), [0, 50 * MS], lambda count: 50 * MS)
+    a, b = simulate(SizeOrTimeout(8, 40), [0, 50 * MS], lambda count, length: 50 * MS).batches
     assert (a.start_ns, b.start_ns, b.end_ns - 50 * MS) == (40 * MS, 90 * MS, 90 * MS)
 
 
@@ -79,7 +79,7 @@ def test_a_late_arrival_that_has_waited_long_enough_leaves_as_soon_as_the_device
 
 def test_an_idle_single_request_waits_max_wait_ms_and_not_at_all_when_that_is_zero():
     for max_wait_ms in (0, 40):
-        (batch,) = simulate(SizeOrTimeout(8, max_wait_ms), [7 * MS], lambda count: 2 * MS)
+        (batch,) = simulate(SizeOrTimeout(8, max_wait_ms), [7 * MS], lambda count, length: 2 * MS).batches
         assert batch.end_ns == (7 + max_wait_ms + 2) * MS
 
 
@@ -122,7 +122,7 @@ def test_service_goes_on_after_poison_and_after_a_wrong_number_of_results(batch_
 @pytest.mark.parametrize(("count", "every_ms", "max_wait_ms", "sizes"), [(24, 5, 40, [8] * 3), (48, 6, 10, [2] + [8] * 5 + [6])])
 def test_staggered_load_gives_full_batches(count, every_ms, max_wait_ms, sizes):
     arrivals = [i * every_ms * MS for i in range(count)]
-    batches = simulate(SizeOrTimeout(8, max_wait_ms), arrivals, lambda size: 100 * MS)
+    batches = simulate(SizeOrTimeout(8, max_wait_ms), arrivals, lambda size, length: 100 * MS).batches
     assert [len(batch.requests) for batch in batches] == sizes
     assert [request for batch in batches for request in batch.requests] == list(range(count))
     assert all(before.end_ns == after.start_ns for before, after in itertools.pairwise(batches)), "a device that has work does not wait"

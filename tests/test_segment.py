@@ -51,7 +51,7 @@ def test_a_live_owner_is_refused_with_its_pid(name, owned):
 def test_a_dead_owners_segment_is_taken_over_as_it_is(name, owned):
     client = Segment.attach(name)
     client.join()
-    ticket = lib.gw_submit(client.port, 0, b"", 0, b"survives", 8, 0)
+    ticket = lib.gw_submit(client.port, 0, b"", 0, b"survives", 8, 0, 0)
     owned.close()  # what the kernel does at its death
     again = Segment.own(name, SMALL)
     lib.gw_recover(again.port, 2, lib.GW_KIND_DIED)

@@ -19,6 +19,7 @@ from gpuworker.client.link import SLICE_NS, Link
 from gpuworker.client.locks import Lock
 from gpuworker.client.pending import Pending, deadline
 from gpuworker.client.reservation import Reservation
+from gpuworker.client.terms import terms_of
 from gpuworker.errors import DeadlineExceeded, GpuWorkerError, SegmentError, WorkerDraining, WorkerNotFound
 from gpuworker.segment import Segment, State, spill
 from gpuworker.segment.files import group_id
@@ -27,6 +28,7 @@ from gpuworker.segment.segment import state_name
 from gpuworker.segment.wire import ON_FULL, WAKE, choice
 
 _NO_SLOT = (-errno.EAGAIN, -errno.EDQUOT)
+_OVERFLOW = (*_NO_SLOT, -errno.ETIME)
 _clients: weakref.WeakSet[Client] = weakref.WeakSet()
 
 
@@ -39,6 +41,7 @@ def connect(
     wake: str | None = None,
     group: str | None = None,
     allow_pickle: bool = False,
+    length: Callable[[Any], int] | None = None,
 ) -> Client:
     """A client of the worker called `name`. Nothing is opened before the first request, so this may be called at import time and before a fork.
 
@@ -48,9 +51,10 @@ def connect(
     wake: how this process waits for answers: "park", "adaptive" or "busy". Default: as the worker does.
     group: the Unix group whose members' workers are trusted; without it only a worker of this user is. See the worker's option of that name.
     allow_pickle: values of other types cross by pickle, if the worker allows it too. Only where every process that uses this worker may run any code here.
+    length: what a request counts for in the worker's length_buckets and max_batch_tokens, e.g. its tokens. Without it the owner asks the handler's `length`.
     """
     return Client(
-        name, connect_timeout_s=connect_timeout_s, on_full=on_full, fallback=fallback, wake=wake, group=group, allow_pickle=allow_pickle
+        name, connect_timeout_s=connect_timeout_s, on_full=on_full, fallback=fallback, wake=wake, group=group, allow_pickle=allow_pickle, length=length
     )  # fmt: skip
 
 
@@ -67,6 +71,7 @@ class Client:
         wake: str | None = None,
         group: str | None = None,
         allow_pickle: bool = False,
+        length: Callable[[Any], int] | None = None,
     ) -> None:
         shm_name(name)  # a bad name is an error here, not at the first request
         choice(WAKE, wake, "wake")
@@ -79,52 +84,59 @@ class Client:
             raise ValueError(f"connect_timeout_s={connect_timeout_s!r}: give seconds from 0 to 1e9")
         if not isinstance(allow_pickle, bool):
             raise ValueError(f"allow_pickle={allow_pickle!r}: give True or False")
+        if length is not None and not callable(length):
+            raise ValueError(f"length={length!r}: give a callable that takes the request")
         self.name, self.connect_timeout_s, self._allow_pickle = name, connect_timeout_s, allow_pickle
         self._gid = -1 if group is None else group_id(group)
-        self._on_full, self._fallback, self._wake = on_full, fallback, wake
+        self._on_full, self._fallback, self._wake, self._length = on_full, fallback, wake, length
         self._link: Link | None = None
         self._lock = Lock()
         self._reserved: dict[int, weakref.ref[Reservation]] = {}  # by id of the array
         self._closed = False
         _clients.add(self)
 
-    def submit(self, request: Any, timeout: float | None = None) -> Any:
+    def submit(self, request: Any, timeout: float | None = None, *, latency_budget_ms: float | None = None, priority: int = 0) -> Any:
         """Sends a request and waits for its answer. Request and answer: see gpuworker.payload for the types that cross.
 
-        `timeout` in seconds covers everything from here to the answer. Raises DeadlineExceeded when it passes, QueueFull, WorkerNotFound, WorkerDied,
-        WorkerDraining, PayloadTooLarge, UnsupportedPayload, or what `run_batch` raised for this request.
+        timeout: seconds for everything from here to the answer. latency_budget_ms: in place of the worker's own. priority: 0 to 255, higher goes first, where the
+        worker has priorities. Raises DeadlineExceeded when the timeout passes, BudgetExceeded, QueueFull, WorkerNotFound, WorkerDied, WorkerDraining,
+        PayloadTooLarge, RequestTooLong, UnsupportedPayload, or what `run_batch` raised for this request.
         """
         deadline_ns = 0 if timeout is None else deadline(timeout)
         link = self._link
         if link is None or link.lost:
             link = self._connect(deadline_ns)
+        terms = 0
+        if latency_budget_ms is not None or priority or self._length is not None:
+            terms = terms_of(link, request, latency_budget_ms, priority, self._length)
         if self._reserved and (reservation := self._reservation_of(request)):
-            return reservation.enqueue(deadline_ns).result()
+            return reservation.enqueue(deadline_ns, terms).result()
         try:
-            ticket = link.send(request, deadline_ns)
+            ticket = link.send(request, deadline_ns, terms)
             if ticket >= 0:
                 return link.answer(ticket, deadline_ns)
         except BaseException:
             link.undo()
             raise
-        return self._overflow(ticket, request, deadline_ns).result()
+        return self._overflow(ticket, request, deadline_ns, terms).result()
 
-    def enqueue(self, request: Any, timeout: float | None = None) -> Pending:
+    def enqueue(self, request: Any, timeout: float | None = None, *, latency_budget_ms: float | None = None, priority: int = 0) -> Pending:
         """Sends a request without waiting for its answer. Raises as `submit` does for what can be known now.
 
         A Pending that is dropped without `result()` withdraws its request.
         """
         deadline_ns = 0 if timeout is None else deadline(timeout)
-        if self._reserved and (reservation := self._reservation_of(request)):
-            return reservation.enqueue(deadline_ns)
-        pending = self._send(request, deadline_ns)
-        return self._overflow(pending, request, deadline_ns) if isinstance(pending, int) else pending
-
-    def _send(self, request: Any, deadline_ns: int) -> Pending | int:
-        """A Pending, or the negative errno that prevented one."""
         link = self._live_link(deadline_ns)
+        terms = terms_of(link, request, latency_budget_ms, priority, self._length)
+        if self._reserved and (reservation := self._reservation_of(request)):
+            return reservation.enqueue(deadline_ns, terms)
+        pending = self._send(link, request, deadline_ns, terms)
+        return self._overflow(pending, request, deadline_ns, terms) if isinstance(pending, int) else pending
+
+    def _send(self, link: Link, request: Any, deadline_ns: int, terms: int) -> Pending | int:
+        """A Pending, or the negative errno that prevented one."""
         try:
-            ticket = link.send(request, deadline_ns)
+            ticket = link.send(request, deadline_ns, terms)
             if ticket < 0:
                 return ticket
             pending = Pending(link, ticket, deadline_ns)
@@ -134,7 +146,9 @@ class Client:
         link.settle()
         return pending
 
-    def map(self, requests: Iterable[Any], timeout: float | None = None) -> Iterator[Any]:
+    def map(
+        self, requests: Iterable[Any], timeout: float | None = None, *, latency_budget_ms: float | None = None, priority: int = 0
+    ) -> Iterator[Any]:  # fmt: skip
         """Answers in the order of the requests, with several on their way at a time. `timeout` in seconds covers each request from its sending on.
 
         A full ring never fails it while it has requests of its own to wait for. The first error ends it and withdraws the rest.
@@ -145,11 +159,12 @@ class Client:
                 while True:
                     deadline_ns = 0 if timeout is None else deadline(timeout)
                     link = self._live_link(deadline_ns)
-                    sent = -errno.EAGAIN if len(pending) >= link.window else self._send(request, deadline_ns)
-                    if sent in _NO_SLOT and pending:
+                    terms = terms_of(link, request, latency_budget_ms, priority, self._length)
+                    sent = -errno.EAGAIN if len(pending) >= link.window else self._send(link, request, deadline_ns, terms)
+                    if sent in _OVERFLOW and pending:
                         yield pending.popleft().result()
                         continue
-                    pending.append(self._overflow(sent, request, deadline_ns) if isinstance(sent, int) else sent)
+                    pending.append(self._overflow(sent, request, deadline_ns, terms) if isinstance(sent, int) else sent)
                     break
             while pending:
                 yield pending.popleft().result()
@@ -238,16 +253,16 @@ class Client:
         self._link = Link(segment, self._wake, self._allow_pickle)
         return None
 
-    def _overflow(self, problem: int, request: Any, deadline_ns: int) -> Pending:
-        """The request found no slot, or no ring: reconnects, or follows the overflow policy."""
-        if problem in _NO_SLOT and self._fallback is not None:
+    def _overflow(self, problem: int, request: Any, deadline_ns: int, terms: int) -> Pending:
+        """The request found no slot, or no ring, or would be late: reconnects, or follows the overflow policy."""
+        if problem in _OVERFLOW and self._fallback is not None:
             if self._link is not None:
                 lib.gw_count_client(self._link.port, lib.GW_FELL_BACK)
             return Pending.settled(self._fallback(request))
         while True:
             try:
-                link, ticket = self._claim(problem, deadline_ns)
-                problem = link.send_claimed(ticket, request, deadline_ns)
+                link, ticket = self._claim(problem, deadline_ns, terms)
+                problem = link.send_claimed(ticket, request, deadline_ns, terms)
                 pending = Pending(link, problem, deadline_ns) if problem >= 0 else None
             except BaseException:
                 if self._link is not None:
@@ -257,7 +272,7 @@ class Client:
             if pending is not None:
                 return pending
 
-    def _claim(self, problem: int, deadline_ns: int) -> tuple[Link, int]:
+    def _claim(self, problem: int, deadline_ns: int, terms: int = 0) -> tuple[Link, int]:
         """A slot after a first attempt failed with `problem`; waits for one if the policy is to block."""
         while True:
             link = self._link
@@ -266,16 +281,28 @@ class Client:
             if problem in (-errno.ECHILD, -errno.ENOTCONN) or link is None or link.lost:
                 link = self._connect(deadline_ns)
                 ticket = lib.gw_claim(link.port)
-            elif problem not in (*_NO_SLOT, -errno.ETIMEDOUT, -errno.EINTR):
+            elif problem not in (*_OVERFLOW, -errno.ETIMEDOUT, -errno.EINTR):
                 raise SegmentError(remedies.explain(problem, ""))
             elif (self._on_full or link.on_full) != "block":
-                lib.gw_count_client(link.port, lib.GW_REJECTED)
-                raise remedies.queue_full(link.port, problem, link.segment.capacity)
+                late = remedies.budget_exceeded(link.port, terms) if problem == -errno.ETIME else None
+                if late is not None:
+                    lib.gw_count_client(link.port, lib.GW_FORECAST_LATE)
+                    raise late
+                if problem == -errno.ETIME:  # it was, a moment ago
+                    ticket = lib.gw_claim(link.port)
+                else:
+                    lib.gw_count_client(link.port, lib.GW_REJECTED)
+                    raise remedies.queue_full(link.port, problem, link.segment.capacity)
             else:
                 now = time.monotonic_ns()
                 if deadline_ns and now >= deadline_ns:
                     lib.gw_count_client(link.port, lib.GW_EXPIRED)
                     raise DeadlineExceeded("the timeout passed while waiting for a free slot; the request did not run", "claiming")
+                late = remedies.budget_exceeded(link.port, terms)
+                if late is not None and not link.segment.is_dead():
+                    time.sleep(min(late.retry_after_ms / 1e3, SLICE_NS / 1e9, (deadline_ns - now) / 1e9 if deadline_ns else 1.0))
+                    problem = -errno.ETIME
+                    continue
                 until_ns = now + SLICE_NS
                 ticket = lib.gw_claim_wait(link.port, min(until_ns, deadline_ns) if deadline_ns else until_ns)
                 if ticket == -errno.ETIMEDOUT and link.segment.is_dead():

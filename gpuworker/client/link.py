@@ -7,7 +7,7 @@ import os
 import time
 from typing import Any
 
-from gpuworker._native import lib
+from gpuworker._native import ffi, lib
 from gpuworker.client import remedies
 from gpuworker.client.landing import KEPT_BYTES, Landing, Landings
 from gpuworker.errors import DeadlineExceeded, PayloadTooLarge, RequestCancelled, SegmentError, WorkerDied, WorkerDraining
@@ -30,6 +30,8 @@ class Link:
         self.segment, self.port, self.pid = segment, segment.port, os.getpid()
         self.allow_pickle = allow_pickle and bool(overview.allow_pickle)  # both: any frontend can write what the segment says
         self.max_payload_bytes: int = overview.max_payload_bytes
+        self.has_budget, self.has_priorities = bool(overview.budget_ns), bool(overview.priorities)
+        self.max_length: int = overview.max_length
         self.window = max(1, min(4 * overview.max_batch_size, overview.quota_shared))  # how far Client.map runs ahead
         self.on_full = "block" if overview.on_full == lib.GW_BLOCK else "reject"
         self.lost = False  # the owner was found dead: the client looks again by name before it sends more
@@ -38,29 +40,31 @@ class Link:
         if wake is not None:
             lib.gw_set_wake(self.port, WAKE[wake])
 
-    def send(self, request: Any, deadline_ns: int) -> int:
+    def send(self, request: Any, deadline_ns: int, terms: int) -> int:
         """Enqueues a request. -> its ticket, or a negative errno when no slot was to be had; raises for payloads that cannot go."""
         if request.__class__ is bytes:  # the commonest kinds are short-cut, here and in _take
-            ticket: int = _submit(self.port, _BYTES, b"", 0, request, len(request), deadline_ns)
+            ticket: int = _submit(self.port, _BYTES, b"", 0, request, len(request), deadline_ns, terms)
             if ticket != -errno.EMSGSIZE:
                 return ticket
         kind, meta, data, data_bytes = encode(request, self.allow_pickle)
         if not isinstance(data, Parts):
-            ticket = _submit(self.port, kind, meta, len(meta), data, data_bytes, deadline_ns)
+            ticket = _submit(self.port, kind, meta, len(meta), data, data_bytes, deadline_ns, terms)
             if ticket != -errno.EMSGSIZE:
                 return ticket
-        return self._send_in_pieces(kind, meta, data, data_bytes, deadline_ns)
+        if lib.gw_is_late(self.port, terms, ffi.NULL):
+            return -errno.ETIME
+        return self._send_in_pieces(kind, meta, data, data_bytes, deadline_ns, terms)
 
-    def send_claimed(self, ticket: int, request: Any, deadline_ns: int) -> int:
+    def send_claimed(self, ticket: int, request: Any, deadline_ns: int, terms: int) -> int:
         """As `send`, into a slot that was claimed before; it is given back if the payload cannot go."""
         try:
             kind, meta, data, data_bytes = encode(request, self.allow_pickle)
         except BaseException:
             self.withdraw(ticket)
             raise
-        return self._send_in_pieces(kind, meta, data, data_bytes, deadline_ns, ticket)
+        return self._send_in_pieces(kind, meta, data, data_bytes, deadline_ns, terms, ticket)
 
-    def _send_in_pieces(self, kind: int, meta: bytes, data: Data, data_bytes: int, deadline_ns: int, ticket: int | None = None) -> int:
+    def _send_in_pieces(self, kind: int, meta: bytes, data: Data, data_bytes: int, deadline_ns: int, terms: int, ticket: int | None = None) -> int:
         start = data_start(len(meta))
         draft = self.draft(start + data_bytes, ticket)
         if isinstance(draft, int):
@@ -68,7 +72,7 @@ class Link:
         with draft:
             draft.area[: len(meta)] = meta
             write_data(data, draft.area[start : start + data_bytes])
-            return draft.publish(kind, len(meta), deadline_ns)
+            return draft.publish(kind, len(meta), deadline_ns, terms)
 
     def draft(self, total_bytes: int, ticket: int | None = None) -> Draft | int:
         """A claimed slot with room for `total_bytes`, in the slot or in a spill file; or a negative errno. Raises PayloadTooLarge, SegmentError."""
@@ -216,10 +220,10 @@ class Draft:
             lib.gw_cancel(link.port, ticket)
             raise
 
-    def publish(self, kind: int, meta_bytes: int, deadline_ns: int) -> int:
+    def publish(self, kind: int, meta_bytes: int, deadline_ns: int, terms: int) -> int:
         """READY. -> the ticket, or a negative errno."""
         flag = _SPILLED if self.spilled else 0
-        problem: int = lib.gw_publish(self.link.port, self.ticket, describe(kind | flag, meta_bytes, self.total_bytes), deadline_ns)
+        problem: int = lib.gw_publish(self.link.port, self.ticket, describe(kind | flag, meta_bytes, self.total_bytes), deadline_ns, terms)
         self._published = not problem
         return problem or self.ticket
 

@@ -6,10 +6,11 @@ import errno
 import os
 from typing import Any
 
-from gpuworker._native import lib
-from gpuworker.errors import DeadlineExceeded, QueueFull, RemoteError, SegmentError, WorkerDied, WorkerDraining
+from gpuworker._native import ffi, lib
+from gpuworker.errors import BudgetExceeded, DeadlineExceeded, QueueFull, RemoteError, SegmentError, WorkerDied, WorkerDraining
 from gpuworker.payload import decode_error
 from gpuworker.segment import Segment
+from gpuworker.segment.wire import LATE
 
 
 def explain(problem: int, if_child: str) -> str:
@@ -24,6 +25,14 @@ def queue_full(port: Any, problem: int, capacity: int) -> QueueFull:
     return QueueFull(f"{why}; try again in about {retry_after_ms:.0f} ms, or use on_full='block' or a larger capacity", retry_after_ms)
 
 
+def budget_exceeded(port: Any, terms: int) -> BudgetExceeded | None:
+    """The error for a request that is forecast to be late; None if it is not, or not any more."""
+    forecast = ffi.new("gw_forecast *")
+    if not lib.gw_is_late(port, terms, forecast):
+        return None
+    return BudgetExceeded(forecast.estimated_ns / 1e6, forecast.budget_ns / 1e6, forecast.depth, "enqueue")
+
+
 def failed(segment: Segment) -> WorkerDied:
     """The error for a worker that its supervisor has given up."""
     return WorkerDied(f"worker {segment.name!r} has failed and is not started again: {segment.note()}")
@@ -35,6 +44,9 @@ def failure(kind: int, blob: bytes, segment: Segment) -> Exception:
         return decode_error(blob) if blob else RemoteError("Exception", "an error that did not fit max_response_bytes")
     if kind == lib.GW_KIND_EXPIRED:  # counted by the owner
         return DeadlineExceeded("the deadline passed while the request was queued; it did not run", "queued")
+    if kind == lib.GW_KIND_LATE and len(blob) == LATE.size:
+        estimated_ns, budget_ns, depth = LATE.unpack(blob)
+        return BudgetExceeded(estimated_ns / 1e6, budget_ns / 1e6, depth, "queued")
     if kind == lib.GW_KIND_DRAINING:
         return WorkerDraining("the worker stopped before it came to this request; it did not run")
     if kind == lib.GW_KIND_DIED:

@@ -48,13 +48,13 @@ class Reservation:
         link.settle()
         return array
 
-    def enqueue(self, deadline_ns: int) -> Pending:
+    def enqueue(self, deadline_ns: int, terms: int) -> Pending:
         """Sends the array where it lies."""
         draft, array = self._draft, self._array
         if draft is None or array is None:
             raise RuntimeError("this reserved array was sent already; reserve another one")
         array.flags.writeable = False  # it is the owner's now
-        problem = draft.publish(lib.GW_KIND_ARRAY, len(self._meta), deadline_ns)
+        problem = draft.publish(lib.GW_KIND_ARRAY, len(self._meta), deadline_ns, terms)
         pending = Pending(draft.link, draft.ticket, deadline_ns)
         draft.keep()  # from here on the slot is the Pending's; until here it was the draft's
         self._draft = None

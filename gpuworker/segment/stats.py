@@ -15,8 +15,9 @@ _BUCKETS: int = lib.GW_BUCKETS
 _HISTOGRAM_WORDS = _BUCKETS + 2
 _OWNER_COUNTERS = (
     "completed", "failed", "expired", "abandoned", "reaped_slots", "reaped_clients", "batches", "requeued", "late_wakes", "spins", "parks",
+    "on_time", "late", "rejected_late", "predicted", "predicted_ns", "ran_ns", "overruns", "tokens", "padded_tokens",
 )  # fmt: skip
-_CLIENT_COUNTERS = ("submitted", "rejected", "cancelled", "expired", "fallbacks")
+_CLIENT_COUNTERS = ("submitted", "rejected", "cancelled", "expired", "fallbacks", "rejected_forecast")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +49,11 @@ class ClientView:
 class Stats:
     """One worker at one moment. The waits of a request, in order: claim_wait (for a free slot), queue_wait (until the owner saw it), batch_wait
     (until its batch left), run, wake (until its caller ran again). `alive`: its owner or its supervisor lives (an owner without a supervisor is its
-    own); `note`: why the last owner died, or why a reload failed."""
+    own); `note`: why the last owner died, or why a reload failed.
+
+    Under a latency budget: `on_time` and `late` count answers, `rejected_late` requests that the owner gave up, `rejected_forecast` those that a client did not
+    send; `goodput` is the share of all these that was on time. `predicted_run_ms` and `observed_run_ms` are means over the same batches, margin included;
+    `overruns` ran longer than predicted. `padding`: padded length over real length of what has run; 0 where lengths are not used."""
 
     name: str
     state: str
@@ -76,6 +81,16 @@ class Stats:
     reaped_clients: int
     reaped_slots: int
     requeued: int
+    on_time: int
+    late: int
+    rejected_late: int
+    rejected_forecast: int
+    goodput: float
+    predicted_batches: int
+    predicted_run_ms: float
+    observed_run_ms: float
+    overruns: int
+    padding: float
     late_wakes: int
     owner_spins: int
     owner_parks: int
@@ -147,6 +162,16 @@ class Stats:
             reaped_clients=counts["reaped_clients"],
             reaped_slots=counts["reaped_slots"],
             requeued=counts["requeued"],
+            on_time=counts["on_time"],
+            late=counts["late"],
+            rejected_late=counts["rejected_late"],
+            rejected_forecast=asked["rejected_forecast"],
+            goodput=_ratio(counts["on_time"], counts["on_time"] + counts["late"] + counts["rejected_late"] + asked["rejected_forecast"]),
+            predicted_batches=counts["predicted"],
+            predicted_run_ms=_ratio(counts["predicted_ns"], counts["predicted"] * 1e6),
+            observed_run_ms=_ratio(counts["ran_ns"], counts["predicted"] * 1e6),
+            overruns=counts["overruns"],
+            padding=_ratio(counts["padded_tokens"], counts["tokens"]),
             late_wakes=counts["late_wakes"],
             owner_spins=counts["spins"],
             owner_parks=counts["parks"],
@@ -185,6 +210,10 @@ def _clients(segment: Segment) -> tuple[ClientView, ...]:
         if lib.gw_read_participant(segment.port, index, view) == lib.GW_ALIVE:
             joined.append(ClientView(view.identity.pid, view.held))
     return tuple(joined)
+
+
+def _ratio(part: float, whole: float) -> float:
+    return round(part / whole, 4) if whole else 0.0
 
 
 def _seconds_since(then_ns: int, now_ns: int) -> float:

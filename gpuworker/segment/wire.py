@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import struct
+
 from gpuworker._native import lib
 
 WAKE = {"park": lib.GW_PARK, "adaptive": lib.GW_ADAPTIVE, "busy": lib.GW_BUSY}
+ADMISSION = {"off": lib.GW_ADMIT_ALL, "auto": lib.GW_ADMIT_AUTO, "on": lib.GW_ADMIT_IN_TIME}
 ON_FULL = {"reject": lib.GW_REJECT, "block": lib.GW_BLOCK, "fallback": lib.GW_FALLBACK}
 
 
@@ -23,6 +26,10 @@ SLOT_MASK = (1 << SLOT_BITS) - 1
 KIND_SHIFT, META_SHIFT = 54, 36
 META_MASK: int = lib.GW_MAX_META
 TOTAL_MASK = (1 << META_SHIFT) - 1
+
+
+LATE = struct.Struct("<QQQ")
+"""What GW_KIND_LATE carries: estimated_ns, budget_ns, queue depth."""
 
 
 def describe(kind: int, meta_bytes: int, total_bytes: int) -> int:

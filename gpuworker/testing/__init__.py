@@ -1,9 +1,12 @@
-"""For tests of your own: time that stands still until told, a GPU that costs what you say, and policies run against both without a process.
+"""For tests of your own: time that stands still until told, a GPU that costs what you say, and schedulers run against both without a process.
 
 For an owner in this process use `gpuworker.Worker(handler, in_process=True)`: the same ring, the same loop, in a thread.
 """
 
+from gpuworker.testing.arrivals import mmpp, poisson, uniform
 from gpuworker.testing.fakes import FakeClock, FakeGpu
-from gpuworker.testing.simulation import SimulatedBatch, simulate
+from gpuworker.testing.optimum import optimum
+from gpuworker.testing.outcome import Outcome, SimulatedBatch, Simulation
+from gpuworker.testing.simulation import simulate
 
-__all__ = ["FakeClock", "FakeGpu", "SimulatedBatch", "simulate"]
+__all__ = ["FakeClock", "FakeGpu", "Outcome", "SimulatedBatch", "Simulation", "mmpp", "optimum", "poisson", "simulate", "uniform"]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+
+import numpy as np
 
 
 class FakeClock:
@@ -24,11 +27,18 @@ class FakeClock:
 
 
 class FakeGpu:
-    """Runs a batch of n in `cost_ns(n)` of a clock's time."""
+    """Runs a batch in `cost_ns(size, length)` of a clock's time; length: what its requests are padded to, 0 where lengths are not used.
 
-    def __init__(self, clock: FakeClock, cost_ns: Callable[[int], int]) -> None:
-        self._clock, self._cost_ns = clock, cost_ns
+    With `noise` each run takes that times a lognormal factor of mean 1 whose logarithm has this standard deviation; the same `seed`, the same factors.
+    """
 
-    def run(self, count: int) -> int:
-        """Runs a batch of `count`. Returns when it ended."""
-        return self._clock.advance(self._cost_ns(count))
+    def __init__(self, clock: FakeClock, cost_ns: Callable[[int, int], int], noise: float = 0.0, seed: int = 0) -> None:
+        self._clock, self._cost_ns, self._noise = clock, cost_ns, noise
+        self._random = np.random.default_rng(seed)
+
+    def run(self, size: int, length: int = 0) -> int:
+        """Runs a batch. Returns when it ended."""
+        run_ns = self._cost_ns(size, length)
+        if self._noise:
+            run_ns = round(run_ns * math.exp(self._noise * self._random.standard_normal() - self._noise**2 / 2))
+        return self._clock.advance(run_ns)

@@ -8,6 +8,8 @@ from typing import Any, overload
 from gpuworker._native import ffi, lib
 from gpuworker.scheduling import Queued
 
+_MAX_LENGTH: int = lib.GW_MAX_LENGTH
+
 
 class Backlog(Sequence[Queued]):
     """Requests collected and not yet taken, oldest first. It lies in C memory: a policy that only asks for its length and its first pays for no more.
@@ -35,9 +37,13 @@ class Backlog(Sequence[Queued]):
             return list(self)[index]
         if not -self.length <= index < self.length:
             raise IndexError(index)
-        item = self._items[index % self.length]
-        return Queued(item.ticket, item.enqueue_ns, item.deadline_ns)
+        return queued(self._items[index % self.length])
 
     def __iter__(self) -> Iterator[Queued]:
-        words = iter(ffi.unpack(ffi.cast("uint64_t *", self._items), 3 * self.length))
-        return map(Queued._make, zip(words, words, words, strict=True))
+        return map(queued, ffi.unpack(self._items, self.length))
+
+
+def queued(item: Any) -> Queued:
+    """A gw_item as policies see it; its terms unpacked as gw_terms packed them."""
+    terms = item.terms
+    return Queued(item.ticket, item.enqueue_ns, item.deadline_ns, (terms >> 32) * 1000, terms >> 8 & _MAX_LENGTH, terms & 0xFF, item.participant)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from typing import Any
 
@@ -50,6 +51,13 @@ class Exchange:
                 tickets.remove(ticket)
                 self._unreadable.append((ticket, _bare(error)))
         return tickets, requests
+
+    def peek(self, ticket: int) -> Any:
+        """A queued request, without taking it. Its frontend may withdraw it meanwhile and fill the slot anew: then this is None, or what the slot never held."""
+        request = lib.gw_peek(self._port, ticket)
+        if request == -errno.EILSEQ:
+            request = _MALFORMED
+        return self._decode(ticket, request) if request >= 0 else None
 
     def _array(self, slot: int, request: int) -> Any:
         """A view of the array in this slot. Slots see the same shapes again and again: a view of the last view is ten times cheaper than a new one."""

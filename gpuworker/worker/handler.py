@@ -24,6 +24,8 @@ class Handler:
             )
         self._loaded = False
         self.run_batch: Callable[[list[Any]], Any] = self._not_loaded
+        self.length: Callable[[Any], int] | None = None
+        self.examples: list[Any] = []
 
     def load(self) -> None:
         """Instantiates a class, calls its `load()`, and runs its `warmup()` examples once."""
@@ -33,10 +35,13 @@ class Handler:
             target.load()
         self._loaded = True
         self.run_batch = getattr(target, "run_batch", None) or target
+        length = getattr(target, "length", None)
+        self.length = length if callable(length) else None
         if callable(getattr(target, "warmup", None)):
             examples = target.warmup()
             if examples is not None:
-                self.run_batch(list(examples))
+                self.examples = list(examples)
+                self.run_batch(self.examples[:])
 
     def close(self) -> None:
         """Calls the `close()` of a handler that has one and was loaded. An error in it is logged: it must not hide why the owner ends."""

@@ -57,6 +57,7 @@ class Keeper(threading.Thread):
         port = self._segment.port
         lib.gw_heartbeat(port, now_ns)
         lib.gw_expire(port, now_ns)
+        self._owner.line.tick()
         self._reap()
         if not self._warned and os.fstat(self._segment.fd).st_nlink == 0 and self._owner.stop_ns is None:
             self._warned = True

@@ -9,9 +9,11 @@ from typing import Any
 from gpuworker._native import lib
 from gpuworker.segment import Geometry
 from gpuworker.segment.files import group_id
-from gpuworker.segment.wire import LINE, ON_FULL, WAKE, choice
+from gpuworker.segment.wire import ADMISSION, LINE, ON_FULL, WAKE, choice
 
 ON_OWNER_DEATH = {"requeue": 0, "fail": 1}
+LATE_POLICY = {"reject": 0, "serve": 1}
+WAIT_POLICY = {"auto": 0, "until_deadline": 1}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,8 +22,38 @@ class WorkerOptions:
 
     max_batch_size: int = 32
     """Most requests that run_batch is given at once."""
-    max_wait_ms: float = 0.0
-    """Longest that a request waits, from its enqueue time on, for its batch to fill while the device is free. 0: it does not wait."""
+    max_wait_ms: float | None = None
+    """Longest that a request waits, from its enqueue time on, for its batch to fill while the device is free. 0: it does not wait. Default: 0; with
+    latency_budget_ms, as long as that allows and it is worth it."""
+    latency_budget_ms: float | None = None
+    """What a request may take from its enqueue time to its answer, waiting and running together; a client may set another for a request. Batches are then
+    chosen so that as many as possible are in time. Default: none, batches leave by size and age."""
+    late: str = "reject"
+    """What becomes of requests that cannot be within latency_budget_ms any more: "reject" (BudgetExceeded, at once) or "serve" (when nothing else is there)."""
+    wait: str = "auto"
+    """How long requests wait for company under a latency_budget_ms: "auto" (while that is worth it) or "until_deadline" (as long as all can still be in time)."""
+    admission: str = "auto"
+    """Whether clients ask a forecast before they send: "off", "on" (a request that would be late overflows at once, see on_full) or "auto" (where the budget
+    is at least two full batches long, as with less a forecast turns away too much)."""
+    target_miss_rate: float = 0.05
+    """Share of batches that may run longer than predicted: the prediction's margin is tuned to it."""
+    cost_file: str = "auto"
+    """Where learned run times are kept for the next start: a path, "off", or "auto" (in ~/.cache/gpuworker, one per handler and device)."""
+    length_buckets: str | tuple[int, ...] | None = None
+    """Batch only requests of similar length, as the handler's length(request) or the client has it: boundaries (128,256,512), or "learn" from the traffic."""
+    max_length_buckets: int = 8
+    """How many boundaries "learn" may set."""
+    max_length: int | None = None
+    """Longest request that is taken. Default: the last of length_buckets, or any."""
+    max_batch_tokens: int | None = None
+    """Most that a batch may hold: its number of requests times the length that they are padded to. Default: no limit."""
+    allowed_batch_sizes: str | tuple[int, ...] | None = None
+    """Sizes that the handler pads its batches to (1,2,4,8): the run times of those are what counts, and the last bounds max_batch_size. Default: every size."""
+    priority_ageing_ms: float | None = None
+    """Lets clients give requests a priority, 0 to 255; higher ones go first. One that has waited so long counts as one level higher; 0: never.
+    Default: no priorities."""
+    fair_share: bool = True
+    """When not all queued requests fit a batch, each client's first goes before anybody's second."""
     capacity: int = 256
     """Slots: requests that can be on their way at a time, from being sent to their answers being read."""
     max_request_bytes: int = 65536
@@ -69,17 +101,36 @@ class WorkerOptions:
             ("max_clients", 1, lib.GW_MAX_PARTICIPANTS),
             ("max_attempts", 1, 1 << 31),
             ("max_restarts", 0, 1 << 31),
+            ("max_length_buckets", 1, lib.GW_LANES),
         ):
             _require_int(option, getattr(self, option), least, most)
         if self.client_quota is not None:
             _require_int("client_quota", self.client_quota, 1, self.capacity)
-        for option in ("max_wait_ms", "startup_timeout_s", "drain_timeout_s", "run_timeout_s"):
+        for option in ("max_length", "max_batch_tokens"):
+            if getattr(self, option) is not None:
+                _require_int(option, getattr(self, option), 1, lib.GW_MAX_LENGTH if option == "max_length" else 1 << 40)
+        for option, most in (("length_buckets", lib.GW_LANES), ("allowed_batch_sizes", 1 << 12)):
+            object.__setattr__(self, option, _ascending(option, getattr(self, option), most, may_learn=option == "length_buckets"))
+        if self.allowed_batch_sizes:
+            object.__setattr__(self, "max_batch_size", min(self.max_batch_size, int(self.allowed_batch_sizes[-1])))
+        if self.length_buckets and self.length_buckets != "learn" and self.max_length is not None and self.max_length > int(self.length_buckets[-1]):
+            raise ValueError(f"max_length={self.max_length}: it is more than the last of length_buckets, {self.length_buckets[-1]}")
+        for option in ("max_wait_ms", "latency_budget_ms", "priority_ageing_ms", "startup_timeout_s", "drain_timeout_s", "run_timeout_s"):
             value = getattr(self, option)
-            if option == "run_timeout_s" and value is None:
+            if value is None and option not in ("startup_timeout_s", "drain_timeout_s"):
                 continue
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1e9:
                 raise ValueError(f"{option}={value!r}: give a number from 0 to 1e9")
-        for option in ("isolate_errors", "allow_pickle", "standby"):
+        if self.latency_budget_ms is not None and self.latency_budget_ms < 0.001:
+            raise ValueError(f"latency_budget_ms={self.latency_budget_ms!r}: give at least 0.001, or leave it out")
+        if isinstance(self.target_miss_rate, bool) or not isinstance(self.target_miss_rate, (int, float)) or not 0 < self.target_miss_rate < 1:
+            raise ValueError(f"target_miss_rate={self.target_miss_rate!r}: give a number between 0 and 1")
+        if not isinstance(self.cost_file, str) or not self.cost_file:
+            raise ValueError(f'cost_file={self.cost_file!r}: give a path, "auto" or "off"')
+        choice(LATE_POLICY, self.late, "late")
+        choice(WAIT_POLICY, self.wait, "wait")
+        choice(ADMISSION, self.admission, "admission")
+        for option in ("isolate_errors", "allow_pickle", "standby", "fair_share"):
             if not isinstance(getattr(self, option), bool):
                 raise ValueError(f"{option}={getattr(self, option)!r}: give True or False")
         if self.group is not None:
@@ -101,6 +152,22 @@ class WorkerOptions:
                 near = difflib.get_close_matches(option, known, n=1)
                 raise TypeError(f"unknown worker option {option!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
         return cls(**options)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether batches leave by size and age alone, from one queue in the order of arrival."""
+        asked = (self.latency_budget_ms, self.length_buckets, self.max_batch_tokens, self.max_length, self.priority_ageing_ms)
+        return all(value is None for value in asked)
+
+    @property
+    def longest(self) -> int:
+        """The longest request that is taken; 0: any."""
+        limits = [
+            self.max_length,
+            self.max_batch_tokens,
+            int(self.length_buckets[-1]) if self.length_buckets and self.length_buckets != "learn" else None,
+        ]
+        return min((limit for limit in limits if limit is not None), default=0)
 
     @property
     def attempts(self) -> int:
@@ -126,3 +193,21 @@ class WorkerOptions:
 def _require_int(option: str, value: Any, least: int, most: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise ValueError(f"{option}={value!r}: give an integer from {least:,} to {most:,}")
+
+
+def _ascending(option: str, value: Any, most: int, may_learn: bool) -> str | tuple[int, ...] | None:
+    """Integers from a list, or from "1,2,4" as the command line has it."""
+    if value is None or (may_learn and value == "learn"):
+        return "learn" if value else None
+    try:
+        numbers = tuple(int(part) for part in value.split(",")) if isinstance(value, str) else tuple(value)
+    except (TypeError, ValueError):
+        numbers = ()
+    if (
+        not 1 <= len(numbers) <= most
+        or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in numbers)
+        or sorted(set(numbers)) != list(numbers)
+    ):
+        learn = ', or "learn"' if may_learn else ""
+        raise ValueError(f"{option}={value!r}: give 1 to {most} integers in ascending order, such as 128,256,512{learn}")
+    return numbers

@@ -13,14 +13,15 @@ from collections.abc import Callable
 from typing import Any
 
 from gpuworker._native import ffi, lib
-from gpuworker.scheduling import Policy, Reason, Run, Wait
+from gpuworker.scheduling import Run, SizeOrTimeout
 from gpuworker.segment import Segment, State
 from gpuworker.segment.wire import SLOT_BITS, SLOT_MASK
 from gpuworker.worker import batch
-from gpuworker.worker.backlog import Backlog
 from gpuworker.worker.exchange import Exchange
 from gpuworker.worker.handler import Handler
+from gpuworker.worker.line import Line, PlainLine
 from gpuworker.worker.options import WorkerOptions
+from gpuworker.worker.scheduled_line import ScheduledLine
 
 log = logging.getLogger("gpuworker")
 
@@ -30,11 +31,15 @@ TICK_NS = 100_000_000  # longest sleep: bounds what a wake-up lost to a killed f
 class Owner:
     """Serves one segment that this process owns."""
 
-    def __init__(self, segment: Segment, handler: Handler, options: WorkerOptions, policy: Policy) -> None:
-        self.segment, self.handler, self.options, self.policy = segment, handler, options, policy
+    def __init__(self, segment: Segment, handler: Handler, options: WorkerOptions) -> None:
+        self.segment, self.handler, self.options = segment, handler, options
         self._port = segment.port
-        self._backlog = Backlog(segment.port)
         self._exchange = Exchange(segment, options)
+        self.line: Line
+        if options.is_plain:
+            self.line = PlainLine(segment, SizeOrTimeout(options.max_batch_size, options.max_wait_ms or 0.0), options.fair_share)
+        else:
+            self.line = ScheduledLine(segment, options, self._exchange)
         self._taken = ffi.new("uint64_t[]", 2 * segment.capacity)
         self._stop_ns: int | None = None
         self.is_handing_over = False
@@ -61,34 +66,32 @@ class Owner:
         if self._stop_ns is None:
             lib.gw_set_state(self._port, State.SERVING)
         on_ready()
-        port, backlog, decide, collect, clock_ns = self._port, self._backlog, self.policy.decide, lib.gw_collect, time.monotonic_ns
+        line, clock_ns = self.line, time.monotonic_ns
         wait_until_ns = 0
         while True:
-            backlog.length = count = max(collect(port, wait_until_ns), 0)
+            count = line.collect(wait_until_ns)
             now_ns = clock_ns()
             if self._stop_ns is not None:
                 if not count or self.is_handing_over:
                     return
                 if now_ns >= self._stop_ns:
-                    for queued in backlog:
-                        lib.gw_refuse(port, queued.ticket, lib.GW_KIND_DRAINING)
+                    lib.gw_refuse_all(self._port, lib.GW_KIND_DRAINING)
                     return
-            decision = decide(backlog, now_ns)
-            if self._stop_ns is not None and isinstance(decision, Wait):
-                decision = Run(count, Reason.DRAIN)
+            decision = line.decide(now_ns, self._stop_ns is None)
             if isinstance(decision, Run):
-                self._dispatch(*decision)
+                self._dispatch(decision, now_ns)
                 wait_until_ns = 0
             else:
                 wait_until_ns = now_ns + TICK_NS
                 if decision.until_ns is not None and decision.until_ns < wait_until_ns:
                     wait_until_ns = decision.until_ns
 
-    def _dispatch(self, count: int, reason: Reason) -> None:
-        """Takes up to `count` from the front of the backlog, runs them and answers."""
-        n = lib.gw_take(self._port, count, reason, self._taken)
+    def _dispatch(self, run: Run, now_ns: int) -> None:
+        """Takes a batch from the line, runs it and answers."""
+        n = self.line.take(run, self._taken)
         if not n:
             return
+        self._failed = False
         tickets, requests = self._exchange.read(ffi.unpack(self._taken, 2 * n))
         outcomes: list[Any] = []
         try:
@@ -103,7 +106,10 @@ class Owner:
             self._exchange.respond(tickets, outcomes)
             lib.gw_finish(self._port, self._taken, n)
             self._exchange.clean_up()
+        if not self._failed:  # what a batch takes that is run again in halves says nothing about others
+            self.line.done(run, now_ns, time.monotonic_ns())
 
     def _log_failure(self, error: BaseException, count: int) -> None:
+        self._failed = True
         ids = ", ".join(f"{ticket & SLOT_MASK}.{ticket >> SLOT_BITS}" for ticket in ffi.unpack(self._taken, 2 * count)[::2])
         log.error("%s failed on a batch of %d (slot.generation: %s)", self.handler.name, count, ids, exc_info=error)

@@ -12,7 +12,6 @@ from types import FrameType
 from typing import Any
 
 from gpuworker._native import lib
-from gpuworker.scheduling import SizeOrTimeout
 from gpuworker.segment import Segment
 from gpuworker.segment.wire import ON_FULL, WAKE
 from gpuworker.worker.handler import Handler
@@ -57,7 +56,7 @@ class Session:
         self._await_turn = await_turn
         # Before loading: a name that is taken should not cost a model's load time.
         self.segment = Segment.attach(name) if await_turn else Segment.own(name, options.geometry)
-        self.owner = Owner(self.segment, self.handler, options, SizeOrTimeout(options.max_batch_size, options.max_wait_ms))
+        self.owner = Owner(self.segment, self.handler, options)
         self._keeper = Keeper(self.owner, may_exit, is_supervised=await_turn is not None)
         self._name = name
         self._serving = False
@@ -69,20 +68,24 @@ class Session:
         try:
             if self._await_turn is not None:
                 self.handler.load()
+                self.owner.line.prepare(self.handler)
                 self._await_turn()
                 self.segment.become_owner()
             lib.gw_recover(port, options.attempts, lib.GW_KIND_DIED)
             lib.gw_set_policy(port, ON_FULL[options.on_full], WAKE[options.wake], *options.quotas, int(options.allow_pickle), options.max_batch_size)
             info = {"name": self._name, "handler": self.handler.name, "options": vars(options)}
+            self.owner.line.announce()
             blob = json.dumps(info).encode()
             lib.gw_set_info(port, blob, len(blob))
             self._keeper.start()
             if self._await_turn is None:
                 self.handler.load()
+                self.owner.line.prepare(self.handler)
             self.owner.run(lambda: self._ready(on_ready))
         finally:
             try:
                 self._keeper.finish()
+                self.owner.line.close()
             finally:
                 self._let_go()
                 if on_released is not None:

@@ -10,7 +10,7 @@ enum { CAPACITY = 4, PARTICIPANTS = 3, AREA = 128 };
 static rig r;
 static gw_port *front, *other;
 
-static inline int64_t submit(gw_port *port, const char *text) { return gw_submit(port, GW_KIND_STR, NULL, 0, text, strlen(text), 0); }
+static inline int64_t submit(gw_port *port, const char *text) { return gw_submit(port, GW_KIND_STR, NULL, 0, text, strlen(text), 0, 0); }
 static inline uint32_t kind_of(gw_port *port, int64_t ticket) { return gw_kind_of((uint64_t)gw_poll(port, ticket)); }
 
 /* Takes up to n and echoes them; -> how many. */

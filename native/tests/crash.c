@@ -43,7 +43,7 @@ static void frontend(uint32_t number) {
         put_request(port, ticket, id);
         if (whim == 0) EQUAL(gw_cancel(port, ticket), 0);
         if (whim == 0) continue;
-        EQUAL(gw_publish(port, ticket, gw_describe(GW_KIND_BYTES, 0, PAYLOAD_BYTES), 0), 0);
+        EQUAL(gw_publish(port, ticket, gw_describe(GW_KIND_BYTES, 0, PAYLOAD_BYTES), 0, 0), 0);
         int outcome = whim == 1 ? gw_cancel(port, ticket) : 2;
         CHECK(outcome >= 0);
         if (outcome < 2) continue;
@@ -146,7 +146,7 @@ static void finish(const char *title) {
     for (uint64_t k = 0; k < CAPACITY; k++) {
         CHECK((tickets[k] = gw_claim(port)) >= 0);
         put_request(port, tickets[k], k + 1);
-        EQUAL(gw_publish(port, tickets[k], gw_describe(GW_KIND_BYTES, 0, PAYLOAD_BYTES), 0), 0);
+        EQUAL(gw_publish(port, tickets[k], gw_describe(GW_KIND_BYTES, 0, PAYLOAD_BYTES), 0, 0), 0);
     }
     EQUAL(gw_claim(port), -EAGAIN);
     EQUAL(gw_collect(r.owner, 0), CAPACITY);

@@ -109,7 +109,7 @@ static void join_and_leave(void) {
     EQUAL(gw_leave(third), -ESTALE);
     EQUAL(gw_claim(third), -ENOTCONN);
     EQUAL(gw_poll(third, left_behind), -ESTALE); /* withdrawn */
-    EQUAL(gw_publish(third, claimed, 0, 0), -ENOTCONN); /* given back */
+    EQUAL(gw_publish(third, claimed, 0, 0, 0), -ENOTCONN); /* given back */
     EQUAL(gw_phase(r.owner, claimed), GW_FREE);
     CHECK(gw_poll(third, answered) >= 0); /* a thread may be reading it */
     gw_participant_view view;

@@ -96,7 +96,7 @@ static void numbers_at_their_limits(void) {
         EQUAL(gw_untake(r.owner, strangers[k]), -EINVAL);
         EQUAL(gw_answered(r.owner, strangers[k], 0), -EINVAL);
         EQUAL(gw_refuse(r.owner, strangers[k], GW_KIND_DRAINING), -ESTALE);
-        CHECK(gw_publish(front, strangers[k], 0, 0) < 0 && gw_poll(front, strangers[k]) < 0 && gw_release(front, strangers[k]) < 0);
+        CHECK(gw_publish(front, strangers[k], 0, 0, 0) < 0 && gw_poll(front, strangers[k]) < 0 && gw_release(front, strangers[k]) < 0);
         CHECK(gw_cancel(front, strangers[k]) < 0 && gw_wait(front, strangers[k], 0, 0) < 0);
     }
 }
@@ -108,7 +108,7 @@ static void largest_segment(void) {
     EQUAL(last->me, GW_MAX_PARTICIPANTS);
     static int64_t tickets[GW_MAX_CAPACITY];
     static uint64_t taken[2 * GW_MAX_CAPACITY];
-    for (int k = 0; k < GW_MAX_CAPACITY; k++) CHECK((tickets[k] = gw_submit(last, GW_KIND_BYTES, NULL, 0, NULL, 0, 0)) >= 0);
+    for (int k = 0; k < GW_MAX_CAPACITY; k++) CHECK((tickets[k] = gw_submit(last, GW_KIND_BYTES, NULL, 0, NULL, 0, 0, 0)) >= 0);
     EQUAL(gw_claim(last), -EAGAIN);
     EQUAL(gw_claim_wait(last, 1), -ETIMEDOUT); /* its bit is taken back, whichever that is */
     for (int g = 0; g < GW_MAX_PARTICIPANTS / 64; g++) EQUAL(large.owner->header->space_wanted[g], 0);
@@ -180,7 +180,7 @@ static void malformed_requests(void) {
         {(uint64_t)GW_KIND_SPILLED << 54 | ((1 << 20) + 1), 0}};
     for (size_t k = 0; k < sizeof table / sizeof *table; k++) {
         int64_t ticket = gw_claim(front);
-        EQUAL(gw_publish(front, ticket, table[k].request, 0), 0);
+        EQUAL(gw_publish(front, ticket, table[k].request, 0, 0), 0);
         EQUAL(gw_collect(r.owner, 0), 1);
         r.owner->slots[gw_slot_of(ticket)].request = table[k].request; /* nor is what the backlog saw what counts */
         uint64_t taken[2];

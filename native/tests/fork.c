@@ -55,7 +55,7 @@ static void use_parents_port(void) {
     EQUAL(gw_leave(front), -ECHILD);
     EQUAL(gw_cancel(front, gw_unsettled(front)), -ECHILD);
     for (int k = 0; k < 4; k++) {
-        EQUAL(gw_publish(front, tickets[k], 0, 0), -ECHILD);
+        EQUAL(gw_publish(front, tickets[k], 0, 0, 0), -ECHILD);
         EQUAL(gw_poll(front, tickets[k]), -ECHILD);
         EQUAL(gw_wait(front, tickets[k], 0, LONG_NS), -ECHILD);
         EQUAL(gw_receive(front, tickets[k], 0, into, 1), -ECHILD);

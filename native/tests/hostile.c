@@ -100,7 +100,7 @@ static void own_slots_only(void) {
     uint32_t mine[SLOTS / 2];
     char text[32];
     for (uint32_t k = 0; k < SLOTS / 2; k++) {
-        int64_t ticket = gw_submit(offender, GW_KIND_STR, NULL, 0, "mine", 4, 0);
+        int64_t ticket = gw_submit(offender, GW_KIND_STR, NULL, 0, "mine", 4, 0, 0);
         CHECK(ticket >= 0);
         mine[k] = gw_slot_of(ticket);
     }
@@ -154,7 +154,7 @@ static void the_whole_segment(void) {
             uint64_t at = GW_LINE / 8 + next_random(&seed) % (big.bytes / 8 - GW_LINE / 8), value = nasty();
             memcpy((uint64_t *)big.base + at, &value, 8);
         }
-        if (below(&seed, 4) == 0) gw_submit(victim, GW_KIND_STR, NULL, 0, "x", 1, below(&seed, 2) ? nasty() : 0);
+        if (below(&seed, 4) == 0) gw_submit(victim, GW_KIND_STR, NULL, 0, "x", 1, below(&seed, 2) ? nasty() : 0, 0);
         owner_round(1);
         read_everything();
         if (below(&seed, 20) == 0) gw_recover(big.owner, 1 + below(&seed, 3), GW_KIND_DIED);

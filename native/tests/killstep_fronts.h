@@ -24,7 +24,7 @@ static void join(void) {
 }
 
 static void call(void) {
-    int64_t ticket = gw_submit(mine, GW_KIND_BYTES, NULL, 0, request, PAYLOAD_BYTES, 0);
+    int64_t ticket = gw_submit(mine, GW_KIND_BYTES, NULL, 0, request, PAYLOAD_BYTES, 0, 0);
     int64_t described = gw_wait(mine, ticket, 0, LONG_NS);
     int received = gw_receive(mine, ticket, 0, response, PAYLOAD_BYTES);
     calls_over();
@@ -34,7 +34,7 @@ static void call(void) {
 }
 
 static void call_like_the_last(void) {
-    int64_t ticket = gw_submit(mine, GW_KIND_BYTES, NULL, 0, request, PAYLOAD_BYTES, 0);
+    int64_t ticket = gw_submit(mine, GW_KIND_BYTES, NULL, 0, request, PAYLOAD_BYTES, 0, 0);
     int64_t delivered = gw_wait_for(mine, ticket, 0, LONG_NS, PAYLOAD_BYTES, "", response);
     calls_over();
     EQUAL(delivered, GW_DELIVERED);
@@ -44,7 +44,7 @@ static void call_like_the_last(void) {
 static void draft(void) {
     int64_t ticket = gw_claim(mine);
     memcpy(gw_request_area(mine, gw_slot_of(ticket)), request, PAYLOAD_BYTES);
-    int published = gw_publish(mine, ticket, PAYLOAD_BYTES, 0);
+    int published = gw_publish(mine, ticket, PAYLOAD_BYTES, 0, 0);
     gw_unsettled(mine);
     int64_t described = gw_wait(mine, ticket, 0, LONG_NS);
     memcpy(response, gw_response_area(mine, gw_slot_of(ticket)), PAYLOAD_BYTES);
@@ -59,7 +59,7 @@ static void draft(void) {
 static void spill(void) {
     int64_t ticket = gw_claim(mine);
     spill_write(ticket, 'q', request);
-    int published = gw_publish(mine, ticket, SPILLED, 0);
+    int published = gw_publish(mine, ticket, SPILLED, 0, 0);
     int64_t described = gw_wait(mine, ticket, 0, LONG_NS);
     spill_read(ticket, 'r', response);
     spill_remove(ticket, 'r');
@@ -74,7 +74,7 @@ static void spill(void) {
 static void spill_and_withdraw(void) {
     int64_t ticket = gw_claim(mine);
     spill_write(ticket, 'q', request);
-    gw_publish(mine, ticket, SPILLED, 0);
+    gw_publish(mine, ticket, SPILLED, 0, 0);
     *report = gw_abandon(mine, ticket);
     if (*report == 0) spill_remove(ticket, 'q');
     if (*report == 2) spill_remove(ticket, 'r');
@@ -90,7 +90,7 @@ static void drop_claimed(void) {
 }
 
 static void cancel(void) {
-    int64_t ticket = gw_submit(mine, GW_KIND_BYTES, NULL, 0, request, PAYLOAD_BYTES, 0);
+    int64_t ticket = gw_submit(mine, GW_KIND_BYTES, NULL, 0, request, PAYLOAD_BYTES, 0, 0);
     int outcome = *report = gw_cancel(mine, ticket);
     int received = outcome == 2 ? gw_receive(mine, ticket, 0, response, PAYLOAD_BYTES) : gw_poll(mine, ticket);
     calls_over();
@@ -99,7 +99,7 @@ static void cancel(void) {
 }
 
 static void too_late(void) { /* a wait that times out, and what the client makes of it */
-    int64_t ticket = gw_submit(mine, GW_KIND_BYTES, NULL, 0, request, PAYLOAD_BYTES, 0);
+    int64_t ticket = gw_submit(mine, GW_KIND_BYTES, NULL, 0, request, PAYLOAD_BYTES, 0, 0);
     int64_t described = gw_wait(mine, ticket, gw_now(), LONG_NS);
     if (described == -ETIMEDOUT) *report = gw_abandon(mine, ticket);
     else gw_receive(mine, ticket, 0, response, PAYLOAD_BYTES);
@@ -111,7 +111,7 @@ static void too_late(void) { /* a wait that times out, and what the client makes
 static void wait_for_room(void) {
     int64_t ticket = gw_claim_wait(mine, gw_now() + LONG_NS);
     memcpy(gw_request_area(mine, gw_slot_of(ticket)), request, PAYLOAD_BYTES);
-    int published = gw_publish(mine, ticket, PAYLOAD_BYTES, 0);
+    int published = gw_publish(mine, ticket, PAYLOAD_BYTES, 0, 0);
     int64_t described = gw_wait(mine, ticket, 0, LONG_NS);
     int received = gw_receive(mine, ticket, 0, response, PAYLOAD_BYTES);
     calls_over();
@@ -123,7 +123,7 @@ static void wait_for_room(void) {
 
 static void join_and_submit(void) {
     join();
-    my_ticket = gw_submit(mine, GW_KIND_BYTES, NULL, 0, request, PAYLOAD_BYTES, 0);
+    my_ticket = gw_submit(mine, GW_KIND_BYTES, NULL, 0, request, PAYLOAD_BYTES, 0, 0);
 }
 /* Another thread of this process may cancel, and `report` then says so. If the slot is claimed again before this one sleeps, its wake-up is gone. */
 static void wait_alone(void) {

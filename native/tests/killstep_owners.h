@@ -96,7 +96,7 @@ static int64_t submit_spilled(gw_port *port, uint64_t id) {
     int64_t ticket = gw_claim(port);
     fill(words, id);
     spill_write(ticket, 'q', words);
-    EQUAL(gw_publish(port, ticket, SPILLED, 0), 0);
+    EQUAL(gw_publish(port, ticket, SPILLED, 0, 0), 0);
     return ticket;
 }
 static void two_wait_for_files(void) {
@@ -119,7 +119,7 @@ static void somebody_comes(void) {
 static void somebody_is_late(void) {
     uint64_t words[WORDS];
     fill(words, PATIENT_ID);
-    await(0, w.patient, gw_submit(w.patient, GW_KIND_BYTES, NULL, 0, words, PAYLOAD_BYTES, 1), PATIENT_ID);
+    await(0, w.patient, gw_submit(w.patient, GW_KIND_BYTES, NULL, 0, words, PAYLOAD_BYTES, 1, 0), PATIENT_ID);
     waiters[0].kind = GW_KIND_EXPIRED;
     await(1, w.busy, submit(w.busy, QUEUED_ID), QUEUED_ID);
 }

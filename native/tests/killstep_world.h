@@ -146,7 +146,7 @@ static inline void next_owner(void) {
 static inline int64_t submit(gw_port *port, uint64_t id) {
     uint64_t words[WORDS];
     fill(words, id);
-    int64_t ticket = gw_submit(port, GW_KIND_BYTES, NULL, 0, words, PAYLOAD_BYTES, 0);
+    int64_t ticket = gw_submit(port, GW_KIND_BYTES, NULL, 0, words, PAYLOAD_BYTES, 0, 0);
     CHECK(ticket > 0);
     return ticket;
 }
@@ -218,7 +218,7 @@ static inline void others_go_on(int is_served) {
     for (int64_t ticket; n < CAPACITY && (ticket = gw_claim(w.busy)) > 0; n++) {
         tickets[n] = ticket;
         put_request(w.busy, ticket, w.next_id++);
-        EQUAL(gw_publish(w.busy, ticket, gw_describe(GW_KIND_BYTES, 0, PAYLOAD_BYTES), 0), 0);
+        EQUAL(gw_publish(w.busy, ticket, gw_describe(GW_KIND_BYTES, 0, PAYLOAD_BYTES), 0, 0), 0);
     }
     gw_overview overview;
     gw_read_header(r.owner, &overview);

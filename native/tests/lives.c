@@ -5,7 +5,7 @@
 static void whole_life(void) {
     struct { char meta[3]; char data[70]; } sent = {"abc", "data"};
     _Alignas(GW_LINE) char into[3 * GW_LINE];
-    int64_t ticket = gw_submit(front, GW_KIND_ARRAY, sent.meta, 3, sent.data, 60, 0);
+    int64_t ticket = gw_submit(front, GW_KIND_ARRAY, sent.meta, 3, sent.data, 60, 0, 0);
     EQUAL(gw_collect(r.owner, 0), 1);
     EQUAL(gw_backlog(r.owner)->ticket, ticket);
     uint64_t taken[2];
@@ -32,10 +32,10 @@ static void whole_life(void) {
 
 static void too_large(void) {
     char big[AREA + 1] = {0};
-    EQUAL(gw_submit(front, GW_KIND_BYTES, NULL, 0, big, AREA + 1, 0), -EMSGSIZE);
-    EQUAL(gw_submit(front, GW_KIND_BYTES, big, 1, big, AREA - GW_LINE + 1, 0), -EMSGSIZE);
+    EQUAL(gw_submit(front, GW_KIND_BYTES, NULL, 0, big, AREA + 1, 0, 0), -EMSGSIZE);
+    EQUAL(gw_submit(front, GW_KIND_BYTES, big, 1, big, AREA - GW_LINE + 1, 0, 0), -EMSGSIZE);
     EQUAL(front->inflight, 0);
-    int64_t exact = gw_submit(front, GW_KIND_BYTES, NULL, 0, big, AREA, 0), empty = gw_submit(front, GW_KIND_BYTES, NULL, 0, NULL, 0, 0);
+    int64_t exact = gw_submit(front, GW_KIND_BYTES, NULL, 0, big, AREA, 0, 0), empty = gw_submit(front, GW_KIND_BYTES, NULL, 0, NULL, 0, 0, 0);
     gw_collect(r.owner, 0);
     uint64_t taken[4];
     EQUAL(gw_take(r.owner, 2, 0, taken), 2);
@@ -51,7 +51,7 @@ static void too_large(void) {
 static void oldest_first(void) {
     int64_t a = gw_claim(front), b = submit(other, "b"), c = submit(front, "c");
     EQUAL(gw_collect(r.owner, 0), 2);
-    EQUAL(gw_publish(front, a, gw_describe(GW_KIND_STR, 0, 0), 0), 0); /* claimed first, published last */
+    EQUAL(gw_publish(front, a, gw_describe(GW_KIND_STR, 0, 0), 0, 0), 0); /* claimed first, published last */
     EQUAL(gw_cancel(other, b), 0);
     int64_t d = submit(other, "d");
     EQUAL(gw_collect(r.owner, 0), 3);
@@ -111,7 +111,7 @@ static void state_of_the_owner(void) {
     gw_set_state(r.owner, GW_STARTING); /* requests may queue while the model loads */
     EQUAL(gw_cancel(front, submit(front, "x")), 0);
     EQUAL(gw_claim(r.owner), -ENOTCONN); /* not joined */
-    EQUAL(gw_publish(r.owner, 0, 0, 0), -ECHILD);
+    EQUAL(gw_publish(r.owner, 0, 0, 0, 0), -ECHILD);
 }
 
 static void *claim_wait(void *w) { return ((waiting *)w)->result = gw_claim_wait(((waiting *)w)->port, gw_now() + LONG_NS), NULL; }
@@ -197,7 +197,7 @@ static void sleeping_owner_is_woken(void) {
     EQUAL(r.owner->header->stats.late_wakes, 0);
 }
 
-static int64_t submit_late(gw_port *port, uint64_t deadline_ns) { return gw_submit(port, GW_KIND_STR, NULL, 0, "late", 4, deadline_ns); }
+static int64_t submit_late(gw_port *port, uint64_t deadline_ns) { return gw_submit(port, GW_KIND_STR, NULL, 0, "late", 4, deadline_ns, 0); }
 
 static void deadlines(void) {
     uint64_t now = gw_now();

@@ -92,14 +92,14 @@ static int64_t submit_waiting(frontend *f, uint64_t id, uint64_t deadline_ns) {
     if (whim == 1 && f->mortal) die(f, 0);
     if (whim == 0 || (whim == 1 && f->mortal)) return -ECANCELED;
     put_request(f->port, ticket, id);
-    EQUAL(gw_publish(f->port, ticket, gw_describe(GW_KIND_BYTES, 0, PAYLOAD_BYTES), deadline_ns), 0);
+    EQUAL(gw_publish(f->port, ticket, gw_describe(GW_KIND_BYTES, 0, PAYLOAD_BYTES), deadline_ns, 0), 0);
     return ticket;
 }
 
 static int64_t submit_at_once(frontend *f, uint64_t id, uint64_t deadline_ns) {
     uint64_t words[WORDS];
     fill(words, id);
-    return gw_submit(f->port, GW_KIND_BYTES, NULL, 0, words, sizeof words, deadline_ns);
+    return gw_submit(f->port, GW_KIND_BYTES, NULL, 0, words, sizeof words, deadline_ns, 0);
 }
 
 static void *run_frontend(void *argument) {

@@ -27,7 +27,7 @@ static int64_t bring(uint32_t phase) {
     if (phase == GW_FREE) EQUAL(gw_cancel(front, ticket), 0);
     if (phase == GW_FREE || phase == GW_CLAIMED) return ticket;
     memcpy(gw_request_area(front, gw_slot_of(ticket)), ping, 4);
-    EQUAL(gw_publish(front, ticket, gw_describe(GW_KIND_BYTES, 0, 4), gw_now() + 3600 * SECOND_NS), 0);
+    EQUAL(gw_publish(front, ticket, gw_describe(GW_KIND_BYTES, 0, 4), gw_now() + 3600 * SECOND_NS, 0), 0);
     EQUAL(gw_collect(r.owner, 0), 1);
     if (phase == GW_READY) return ticket;
     uint64_t taken[2];
@@ -41,7 +41,7 @@ static int64_t bring(uint32_t phase) {
     return ticket;
 }
 
-static int64_t publish(int64_t ticket) { return gw_publish(front, ticket, gw_describe(GW_KIND_STR, 0, 1), 0); }
+static int64_t publish(int64_t ticket) { return gw_publish(front, ticket, gw_describe(GW_KIND_STR, 0, 1), 0, 0); }
 static int64_t poll(int64_t ticket) { return gw_poll(front, ticket); }
 static int64_t wait(int64_t ticket) { return gw_wait(front, ticket, 0, 1000); }
 static int64_t wait_past_deadline(int64_t ticket) { return gw_wait(front, ticket, 1, SECOND_NS); }
@@ -115,7 +115,7 @@ static void settle(int64_t ticket) {
     uint32_t after = (uint32_t)gw_phase(front, ticket);
     switch (after) {
     case GW_CLAIMED:
-        EQUAL(gw_publish(front, ticket, gw_describe(GW_KIND_BYTES, 0, 4), 0), 0); /* fall through */
+        EQUAL(gw_publish(front, ticket, gw_describe(GW_KIND_BYTES, 0, 4), 0, 0), 0); /* fall through */
     case GW_READY:
         EQUAL(gw_collect(r.owner, 0), 1);
         EQUAL(gw_take(r.owner, 1, 0, taken), 1);

@@ -1,0 +1,272 @@
+"""`gpuworker simulate`: what would become of these requests, under this scheduler and others? No GPU and no worker is needed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpuworker.cli.target import CommandError
+from gpuworker.cli.text import rate, span, table
+
+if TYPE_CHECKING:  # at run time only this command loads the simulator
+    from gpuworker.scheduling import Queued
+    from gpuworker.testing.comparison import Comparison, Setting
+    from gpuworker.testing.traces import Trace
+
+POLICIES = ("ours", "eager", "size-timeout", "reject-expired", "clipper", "clipper-e2e", "clockwork", "bentoml", "nexus", "edf-head")
+HEAD = ("POLICY", "GOODPUT", "RATIO", "LATE", "REJECTED", "MEAN", "P50", "P99", "BATCH", "BUSY")
+
+EXAMPLE = """\
+example:
+  gpuworker simulate --cost "5+0.25b" --latency-budget-ms 26 --load 0.8,1.0
+
+  A batch of b requests takes 5 + 0.25 b ms. Which share of them is answered
+  within 26 ms, when they come at 80 % and at 100 % of the rate that full
+  batches can serve?
+
+the table:
+  GOODPUT, LATE, REJECTED  of all requests, in %: answered in time, answered
+                           late, rejected at enqueue + at dispatch
+  RATIO                    goodput / that of the best schedule there is for
+                           these arrivals; - where none can be computed, that
+                           is for requests of different lengths, and noise
+  MEAN, P50, P99           latency of those that were answered, in ms
+  BATCH, BUSY              mean batch size; share of time the device ran
+
+policies:
+  ours            what `gpuworker serve --latency-budget-ms` does
+  eager           whatever is there, at once
+  size-timeout    what `gpuworker serve --max-wait-ms` does
+  reject-expired  the same, but drops what has expired (Triton)
+  clipper, clipper-e2e (AIMD on the run time, on the latency), clockwork,
+  bentoml, nexus, edf-head: see gpuworker/testing/rivals.py
+"""
+
+
+def add_to(commands: Any) -> None:
+    """Adds the command to the parser."""
+    parser = commands.add_parser(
+        "simulate",
+        help="try schedulers on arrivals of your choice, without a GPU",
+        usage="%(prog)s (--cost FORMULA | --profile FILE) [options]",
+        description="Simulates one device that serves requests in batches: the worker's own scheduler and others, on the same arrivals.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    source = parser.add_argument_group("arrivals").add_mutually_exclusive_group()
+    source.add_argument(
+        "--arrivals", choices=("poisson", "mmpp", "uniform"), default="poisson", help="poisson, mmpp (4x bursts) or uniform (default: poisson)"
+    )
+    source.add_argument("--trace", metavar="FILE", help="recorded arrivals: CSV with a header (Azure LLM inference, ...) or JSONL (Mooncake)")
+    speed = parser.add_argument_group("how fast they come").add_mutually_exclusive_group()
+    speed.add_argument(
+        "--load",
+        type=positive_list,
+        metavar="X,...",
+        help="shares of what full batches of mean length can serve (default: 0.8, or the trace's own rate)",
+    )
+    speed.add_argument("--rate", type=positive_list, metavar="R,...", help="requests a second")
+    parser.add_argument("--requests", type=count, metavar="N", help="how many (default: 20000, or the whole trace)")
+    device = parser.add_argument_group("device").add_mutually_exclusive_group(required=True)
+    device.add_argument(
+        "--cost", metavar="FORMULA", help='run time in ms, e.g. "5+0.25b" or "5+0.25b+0.002t": for a batch, each request, each token with padding'
+    )
+    device.add_argument("--profile", metavar="FILE", help='measured run times, JSON: {"8x128": 6.5, ...}, size x length: ms')
+    parser.add_argument("--noise", type=share, default=0.0, metavar="X", help="standard deviation of the logarithm of run times (default: 0)")
+    worker = parser.add_argument_group("worker")
+    worker.add_argument("--max-batch-size", type=count, default=32, metavar="N", help="(default: 32)")
+    worker.add_argument(
+        "--latency-budget-ms", type=positive, metavar="MS", help="from enqueue to answer (default: twice the run time of a full batch)"
+    )
+    worker.add_argument("--max-wait-ms", type=wait, metavar="MS", help="cap of the wait for company (default: none for ours, 5 for size-timeout)")
+    worker.add_argument(
+        "--length-buckets", type=counts, default=(), metavar="N,...", help="lengths that requests are padded to (default: a batch's longest)"
+    )
+    worker.add_argument("--allowed-batch-sizes", type=counts, default=(), metavar="N,...", help="sizes that batches are padded to (default: any)")
+    worker.add_argument(
+        "--late", choices=("reject", "serve"), default="reject", help="what ours does with requests that cannot be in time (default: reject)"
+    )
+    worker.add_argument("--wait", choices=("auto", "until_deadline"), default="auto", help="how long ours waits for company (default: auto)")
+    parser.add_argument("--policy", type=policies, default=policies("ours,size-timeout,eager"), metavar="P,...", help='see below; or "all"')
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of arrivals and noise (default: 0)")
+    parser.add_argument("--json", metavar="FILE", help="write all figures there; - prints them instead of the table")
+    parser.add_argument("--png", metavar="FILE", help="draw goodput against load, and latency (needs matplotlib)")
+    parser.set_defaults(run=run)
+
+
+def positive(text: str) -> float:
+    """An argument type."""
+    value = float(text)
+    if not 0 < value < 1e9:
+        raise argparse.ArgumentTypeError(f"{text}: give a number above 0")
+    return value
+
+
+def wait(text: str) -> float:
+    """An argument type: 0 or more."""
+    return 0.0 if float(text) == 0 else positive(text)
+
+
+def share(text: str) -> float:
+    """An argument type: from 0 to 1."""
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text}: give a number from 0 to 1")
+    return value
+
+
+def positive_list(text: str) -> list[float]:
+    """An argument type."""
+    return [positive(part) for part in text.split(",")]
+
+
+def count(text: str) -> int:
+    """An argument type."""
+    value = int(text)
+    if not 0 < value <= 10_000_000:
+        raise argparse.ArgumentTypeError(f"{text}: give an integer above 0")
+    return value
+
+
+def counts(text: str) -> tuple[int, ...]:
+    """An argument type: ascending."""
+    return tuple(sorted({count(part) for part in text.split(",")}))
+
+
+def policies(text: str) -> list[str]:
+    """An argument type."""
+    names = list(POLICIES) if text == "all" else [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in POLICIES:
+            raise argparse.ArgumentTypeError(f"{name}: choose from {', '.join(POLICIES)}")
+    return list(dict.fromkeys(names))
+
+
+def run(args: argparse.Namespace) -> int:
+    """Simulates, and shows what came out."""
+    from gpuworker.testing.comparison import compare
+
+    try:
+        trace = read(args)
+        setting = device(args, trace)
+        comparisons = [
+            compare(setting, requests(args, trace, rate_per_s), args.policy, load, rate_per_s) for load, rate_per_s in speeds(args, setting, trace)
+        ]
+    except (OSError, ValueError) as error:
+        raise CommandError(str(error)) from None
+    if args.json != "-":
+        print("\n".join(report(setting, comparisons)))
+    if args.json:
+        write_json(args, setting, comparisons)
+    if args.png:
+        draw(args.png, setting, comparisons)
+    return 0
+
+
+def read(args: argparse.Namespace) -> Trace | None:
+    """The trace, if there is one, as long as asked."""
+    if not args.trace:
+        return None
+    from gpuworker.testing.traces import Trace, read_trace
+
+    trace = read_trace(args.trace)
+    return Trace(*(column[: args.requests] for column in trace))
+
+
+def device(args: argparse.Namespace, trace: Trace | None) -> Setting:
+    """The device, and what is asked of it."""
+    from gpuworker.testing import costs
+    from gpuworker.testing.comparison import Setting
+
+    cost_ns = costs.profile(args.profile, args.max_batch_size) if args.profile else costs.formula(args.cost)
+    longest = int(trace.lengths.max()) if trace else 0
+    if not longest and cost_ns(1, 1_000) != cost_ns(1, 0):
+        raise ValueError("the cost depends on the requests' lengths, and these have none: give a --trace that has")
+    budget_ms = args.latency_budget_ms or 2 * cost_ns(args.max_batch_size, longest) / 1e6
+    return Setting(
+        cost_ns, args.max_batch_size, round(budget_ms * 1e6), args.max_wait_ms, args.length_buckets, args.allowed_batch_sizes,
+        args.late, args.wait, longest, args.noise, args.seed,
+    )  # fmt: skip
+
+
+def speeds(args: argparse.Namespace, setting: Setting, trace: Trace | None) -> list[tuple[float, float]]:
+    """(load, requests a second) for each run."""
+    mean_length = round(float(trace.lengths.mean())) if trace else 0
+    capacity_per_s = setting.max_batch_size / setting.padded_ns(setting.max_batch_size, mean_length) * 1e9
+    if trace and not args.load and not args.rate:
+        args.rate = [len(trace.arrivals_ns) / (int(trace.arrivals_ns[-1]) / 1e9)]
+    if args.rate:
+        return [(rate_per_s / capacity_per_s, rate_per_s) for rate_per_s in args.rate]
+    return [(load, load * capacity_per_s) for load in args.load or [0.8]]
+
+
+def requests(args: argparse.Namespace, trace: Trace | None, rate_per_s: float) -> Sequence[Queued]:
+    """The requests, at that rate."""
+    from gpuworker.scheduling import Queued
+    from gpuworker.testing import arrivals
+    from gpuworker.testing.traces import scaled
+
+    if trace:
+        return scaled(trace, rate_per_s).requests()
+    number = args.requests or 20_000
+    if args.arrivals == "uniform":
+        times_ns = arrivals.uniform(rate_per_s, number)
+    else:
+        times_ns = (arrivals.mmpp if args.arrivals == "mmpp" else arrivals.poisson)(rate_per_s, number, args.seed)
+    return [Queued(i, at) for i, at in enumerate(times_ns.tolist())]
+
+
+def report(setting: Setting, comparisons: Sequence[Comparison]) -> list[str]:
+    """A table for each load."""
+    lines = [f"latency budget {span(setting.budget_ns / 1e9)}, a full batch runs {span(setting.table_ns[-1] / 1e9)}"]
+    for compared in comparisons:
+        rows = [HEAD, *(row(name, compared) for name in compared.simulations)]
+        total = len(next(iter(compared.simulations.values())).requests)
+        best = f"; the best schedule answers {100 * compared.best / total:.1f} % in time" if compared.best is not None else ""
+        lines += ["", f"load {compared.load:.2f}, {rate(compared.rate_per_s)}, {total:,} requests{best}", *table(rows, "<>>>>>>>>>")]
+    return lines
+
+
+def row(name: str, compared: Comparison) -> tuple[str, ...]:
+    """One line of the table."""
+    from gpuworker.testing import Outcome
+
+    simulation, ratio = compared.simulations[name], compared.ratio(name)
+    shares = [100 * simulation.count(outcome) / len(simulation.requests) for outcome in Outcome]
+    latencies = [value / 1e6 for value in (simulation.mean_latency_ns, *map(simulation.latency_percentile_ns, (50, 99)))]
+    return (
+        name, f"{shares[0]:.2f}", "-" if ratio is None else f"{ratio:.4f}", f"{shares[1]:.1f}", f"{shares[2]:.1f}+{shares[3]:.1f}",
+        *("-" if value != value else f"{value:.3g}" if value < 1000 else f"{value:.0f}" for value in latencies),
+        f"{simulation.mean_batch_size:.1f}", f"{100 * simulation.busy_share:.0f}%",
+    )  # fmt: skip
+
+
+def write_json(args: argparse.Namespace, setting: Setting, comparisons: Sequence[Comparison]) -> None:
+    """All figures, to the file or to stdout."""
+    given = {name: value for name, value in vars(args).items() if name not in ("run", "json", "png")}
+    figures = {"options": given, "latency_budget_ms": setting.budget_ns / 1e6, "runs": [compared.to_dict() for compared in comparisons]}
+    text = json.dumps(figures, indent=2) + "\n"
+    if args.json == "-":
+        sys.stdout.write(text)
+        return
+    try:
+        Path(args.json).write_text(text)
+    except OSError as error:
+        raise CommandError(f"--json: {error}") from None
+
+
+def draw(path: str, setting: Setting, comparisons: Sequence[Comparison]) -> None:
+    """The picture."""
+    from gpuworker.testing.charts import chart
+
+    try:
+        chart(comparisons, setting.budget_ns, path)
+    except ImportError:
+        raise CommandError("--png needs matplotlib: pip install 'gpuworker[bench]'") from None
+    except OSError as error:
+        raise CommandError(f"--png: {error}") from None

@@ -1,0 +1,60 @@
+"""Which requests can still be in time: the largest batch that is feasible as a whole.
+
+The obvious rule ("shrink the batch until the oldest makes it") collapses under load: small batches lower the throughput, which ages the queue, which shrinks the
+next batch. So the batch is the largest b of which b requests can be in time together, the earliest due of those; the ones due before them stand in its way
+and are given up, explicitly. (Clockwork, Gujarati et al., OSDI 2020, has this rule per batch size.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from gpuworker.scheduling.lane import Lane
+
+
+class Share(NamedTuple):
+    """What one lane gives to a batch: `size` requests; `end_ns` is when that batch ends as far as this lane is asked, so what is due before is blocked."""
+
+    size: int
+    end_ns: int
+
+
+def select(lanes: Sequence[Lane], now_ns: int, run_ns: Sequence[int], cap: int) -> list[Share]:
+    """The batch to run now from lanes in the order of their priority, highest first.
+
+    A lane of lower priority joins only as far as it makes nobody above it late. `run_ns[b]`: predicted time of b requests, non-decreasing. At most `cap`
+    requests. O(lanes * log(cap) * log(queued)).
+    """
+    shares = []
+    taken, limit_ns = 0, None
+    for lane in lanes:
+        size = _largest(lane, now_ns, run_ns, taken, min(len(lane), cap - taken), limit_ns)
+        end_ns = now_ns + run_ns[taken + size if size else min(1, cap)]
+        shares.append(Share(size, end_ns))
+        if size:
+            taken += size
+            kept = len(lane) - lane.feasible(end_ns)
+            if kept < len(lane.firm):
+                due_ns = lane.firm_due_ns[kept]
+                limit_ns = due_ns if limit_ns is None else min(limit_ns, due_ns)
+    return shares
+
+
+def _largest(lane: Lane, now_ns: int, run_ns: Sequence[int], taken: int, most: int, limit_ns: int | None) -> int:
+    """The largest x <= most such that x of the lane can be in time in a batch of taken + x, and that batch ends by `limit_ns`. Feasibility only falls as x
+    grows: the batch ends later, so fewer can be in it."""
+    if most <= 0:
+        return 0
+    end_ns = now_ns + run_ns[taken + most]
+    if (limit_ns is None or end_ns <= limit_ns) and (not lane.firm_due_ns or lane.firm_due_ns[0] >= end_ns):
+        return most
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        end_ns = now_ns + run_ns[taken + middle]
+        if (limit_ns is None or end_ns <= limit_ns) and lane.feasible(end_ns) >= middle:
+            low = middle
+        else:
+            high = middle - 1
+    return low

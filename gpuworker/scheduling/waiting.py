@@ -1,0 +1,71 @@
+"""How long requests that are all in time may wait for company while the device is idle."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from gpuworker.scheduling.decision import Reason
+
+WINDOW = 32
+"""Arrivals that the rate is judged by."""
+
+
+class Arrivals:
+    """The last WINDOW enqueue times of one bucket. The rate they imply falls by itself in silence, so nothing has to be averaged or aged."""
+
+    __slots__ = ("_times_ns",)
+
+    def __init__(self) -> None:
+        self._times_ns: deque[int] = deque(maxlen=WINDOW)
+
+    def add(self, enqueue_ns: int) -> None:
+        """Nearly in order is good enough."""
+        self._times_ns.append(enqueue_ns)
+
+    def worth_until_ns(self, count: int, run_ns: Sequence[int]) -> int | None:
+        """Until when waiting for one more request beside `count` saves more latency than it costs; None: it does not.
+
+        One-step lookahead: waiting a gap g for the next one costs everybody present g and the growth of the run, and saves the run that it would have
+        had to itself: worth it while (count + 1) * g < gain. With w arrivals in the time since the w-th last one, g = (t - t_w) / w, which
+        makes that a condition on t alone: one timer instead of polling.
+        """
+        known = len(self._times_ns)
+        gain_ns = run_ns[count] + run_ns[1] - run_ns[count + 1] - count * (run_ns[count + 1] - run_ns[count])
+        if known < 2 or gain_ns <= 0:
+            return None
+        return self._times_ns[0] + known * gain_ns // (count + 1)
+
+    def gap_ns(self, now_ns: int) -> int:
+        """Mean time between arrivals, as of now; 0 when fewer than two are known."""
+        known = len(self._times_ns)
+        return max((now_ns - self._times_ns[0]) // known, 1) if known >= 2 else 0
+
+
+class Departure(NamedTuple):
+    """When a batch leaves that nobody joins, and why then."""
+
+    at_ns: int
+    reason: Reason
+
+
+def departure(
+    count: int, oldest_ns: int, due_ns: int | None, run_ns: Sequence[int], max_wait_ns: int | None, arrivals: Arrivals | None, now_ns: int
+) -> Departure:
+    """The earliest of: the operator's cap, counted from the oldest's own enqueue time; the last instant at which one more still fits; the end of the wait's worth.
+
+    count: requests present, fewer than a batch may hold. due_ns: of the first with a budget. max_wait_ns: None for no cap. arrivals: None leaves the
+    worth out of it (wait="until_deadline"). One request more never moves the first two terms later: the last instant comes earlier as the run gets longer.
+    """
+    bounds = []
+    if arrivals is not None:
+        worth_ns = arrivals.worth_until_ns(count, run_ns)
+        if worth_ns is None:
+            return Departure(now_ns, Reason.VALUE)
+        bounds.append(Departure(worth_ns, Reason.VALUE))
+    if max_wait_ns is not None:
+        bounds.append(Departure(oldest_ns + max_wait_ns, Reason.AGE))
+    if due_ns is not None:
+        bounds.append(Departure(due_ns - run_ns[count + 1], Reason.BUDGET))
+    return min(bounds, default=Departure(now_ns, Reason.VALUE))

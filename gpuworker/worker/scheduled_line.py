@@ -1,0 +1,178 @@
+"""The line of a worker that has a latency budget, length buckets or priorities."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+from gpuworker._native import ffi, lib
+from gpuworker.errors import RequestTooLong
+from gpuworker.payload import encode_error
+from gpuworker.scheduling import Decision, JointBudget, Queued, Run
+from gpuworker.scheduling.cost_model import CostModel
+from gpuworker.scheduling.learning import BoundaryLearner
+from gpuworker.segment import Segment
+from gpuworker.segment.wire import ADMISSION, LATE
+from gpuworker.worker.backlog import queued
+from gpuworker.worker.exchange import Exchange
+from gpuworker.worker.handler import Handler
+from gpuworker.worker.line import tickets_of
+from gpuworker.worker.options import WorkerOptions
+
+log = logging.getLogger("gpuworker")
+
+LEARN_TICKS = 50
+"""Between two looks at the length histogram: 5 s."""
+_MAX_REFUSAL: int = lib.GW_MAX_REFUSAL
+
+
+class ScheduledLine:
+    """Keeps a JointBudget scheduler and the ring in step, and tells frontends what they need for their forecasts. See Line."""
+
+    def __init__(self, segment: Segment, options: WorkerOptions, exchange: Exchange) -> None:
+        self._port, self._options, self._exchange = segment.port, options, exchange
+        if lib.gw_open_backlog(segment.port):
+            raise MemoryError("no memory for the owner's queue")
+        self._arrived, self._gone, self._departures = ffi.new("gw_item **"), ffi.new("uint64_t **"), ffi.new("int *")
+        sizes = tuple(map(int, options.allowed_batch_sizes or ()))
+        self._costs = CostModel(options.max_batch_size, allowed_batch_sizes=sizes, miss_rate=options.target_miss_rate)
+        learns = options.length_buckets == "learn"
+        self._learner = BoundaryLearner(options.max_length_buckets, max_length=options.longest or None) if learns else None
+        boundaries = () if learns else tuple(map(int, options.length_buckets or ()))
+        self._scheduler = JointBudget(
+            self._costs,
+            max_batch_size=options.max_batch_size,
+            budget_ns=_ns(options.latency_budget_ms),
+            max_wait_ns=_ns(options.max_wait_ms),
+            late=options.late,
+            wait=options.wait,
+            length_buckets=boundaries,
+            max_batch_tokens=options.max_batch_tokens,
+            allowed_batch_sizes=sizes,
+            fair_share=options.fair_share,
+            priority_ageing_ns=_ns(options.priority_ageing_ms) or 0,
+        )
+        self._uses_lengths = learns or bool(boundaries or options.max_batch_tokens or options.max_length)
+        self._proposed: tuple[int, ...] | None = None
+        self._published: object = None
+        self._ticks = 0
+        self._handler: Handler | None = None
+        self._warm_start: Any = None
+
+    def prepare(self, handler: Handler) -> None:
+        """Seeds the cost model: from the last time, else by a profile of the handler's warm-up examples."""
+        self._handler = handler
+        from gpuworker.worker.warm_start import WarmStart
+
+        self._warm_start = WarmStart(handler, self._options, self._costs)
+        boundaries = self._warm_start.seed(self._scheduler.boundaries)
+        if self._learner is not None and boundaries:
+            self._scheduler.set_boundaries(boundaries)
+
+    def announce(self) -> None:
+        """See Line.announce."""
+        options = self._options
+        admission = ADMISSION[options.admission if options.latency_budget_ms is not None and options.late == "reject" else "off"]
+        has_priorities = int(options.priority_ageing_ms is not None)
+        lib.gw_set_scheduling(self._port, admission, _ns(options.latency_budget_ms) or 0, options.longest, has_priorities, 0, 1)
+        self._forecasts = admission != lib.GW_ADMIT_ALL
+        self._published = None
+
+    def collect(self, until_ns: int) -> int:
+        """See Line.collect."""
+        lib.gw_collect(self._port, until_ns)
+        arrivals = lib.gw_news(self._port, self._arrived, self._gone, self._departures)
+        if arrivals:
+            for item in ffi.unpack(self._arrived[0], arrivals):
+                request = self._measured(queued(item)) if self._uses_lengths else queued(item)
+                if request is not None:
+                    self._scheduler.add(request)
+        if self._departures[0]:
+            for ticket in ffi.unpack(self._gone[0], self._departures[0]):
+                self._scheduler.discard(ticket)
+        if self._forecasts:
+            self._publish(time.monotonic_ns())
+        return len(self._scheduler)
+
+    def _measured(self, request: Queued) -> Queued | None:
+        """With its length. None if it has none: then its caller is told why."""
+        try:
+            if not request.length and self._handler is not None and self._handler.length is not None:
+                found = self._exchange.peek(request.ticket)
+                length = max(int(self._handler.length(found)), 0) if found is not None else 0
+                request = request._replace(length=length)
+            if self._options.longest and request.length > self._options.longest:
+                raise RequestTooLong(request.length, self._options.longest)
+        except Exception as error:  # of the user's own code; while it looked, the request may have been withdrawn and its slot filled anew
+            blob = encode_error(error, _MAX_REFUSAL)
+            lib.gw_refuse_with(self._port, request.ticket, lib.GW_KIND_ERROR, blob, len(blob) if len(blob) <= _MAX_REFUSAL else 0)
+            return None
+        if self._learner is not None:
+            self._learner.observe(request.length)
+        return request
+
+    def decide(self, now_ns: int, may_wait: bool) -> Decision:
+        """See Line.decide."""
+        if self._proposed is not None:
+            log.info("length buckets are now %s", ", ".join(map(str, self._proposed)))
+            self._scheduler.set_boundaries(self._proposed)
+            self._proposed = None
+        decision = self._scheduler.decide(now_ns, may_wait)
+        for request in decision.rejected:
+            self._reject(request, now_ns)
+        return decision
+
+    def _reject(self, request: Queued, now_ns: int) -> None:
+        due_ns, _ = self._scheduler.due_ns(request)
+        if request.deadline_ns and due_ns == request.deadline_ns:
+            lib.gw_refuse(self._port, request.ticket, lib.GW_KIND_EXPIRED)
+            return
+        estimated_ns = max(now_ns - request.enqueue_ns, 0) + self._scheduler.bucket_of(request.length).run_ns[1]
+        budget_ns = due_ns - request.enqueue_ns
+        numbers = LATE.pack(max(estimated_ns, budget_ns), budget_ns, len(self._scheduler))
+        lib.gw_refuse_with(self._port, request.ticket, lib.GW_KIND_LATE, numbers, len(numbers))
+
+    def take(self, run: Run, taken: Any) -> int:
+        """See Line.take."""
+        batch = run.batch or ()
+        n: int = lib.gw_take_these(self._port, tickets_of(batch), len(batch), run.reason, taken)
+        if n != len(batch):
+            for request in batch:
+                lib.gw_put_back(self._port, request.ticket)
+        lengths = [request.length for request in batch] if self._uses_lengths else (0,)
+        padded = n * (run.length or max(lengths))
+        lib.gw_note_batch(self._port, run.predicted_ns, sum(lengths) * n // len(lengths), padded)
+        if self._forecasts:
+            self._publish(time.monotonic_ns())
+        return n
+
+    def done(self, run: Run, began_ns: int, ended_ns: int) -> None:
+        """See Line.done."""
+        self._scheduler.observe(run.batch or (), began_ns, ended_ns)
+
+    def _publish(self, now_ns: int) -> None:
+        port, buckets = self._port, self._scheduler.buckets[: lib.GW_LANES]
+        state = (self._costs.version, self._scheduler.boundaries)
+        if state != self._published:
+            self._published = state
+            for i, bucket in enumerate(buckets):
+                lib.gw_publish_lane(port, i, bucket.length, bucket.cap, bucket.run_ns[1], bucket.run_ns[bucket.cap])
+            lib.gw_publish_lanes(port, len(buckets))
+        for i, bucket in enumerate(buckets):
+            lib.gw_publish_queue(port, i, len(bucket), bucket.arrivals.gap_ns(now_ns), lib.gw_arrived(port, i))
+
+    def tick(self) -> None:
+        """Learns boundaries, and keeps what was learned for the next start."""
+        self._ticks += 1
+        if self._learner is not None and self._ticks % LEARN_TICKS == 0 and self._proposed is None:
+            self._proposed = self._learner.propose(self._scheduler.boundaries)
+
+    def close(self) -> None:
+        """See Line.close."""
+        if self._warm_start is not None:
+            self._warm_start.save(self._scheduler.boundaries)
+
+
+def _ns(ms: float | None) -> int | None:
+    return None if ms is None else round(ms * 1e6)
