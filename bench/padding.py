@@ -1,47 +1,57 @@
 """Padded tokens for each real one with learned length boundaries, beside the usual ones: learned on the first half of a trace, tested on the second.
 
-A trace is a CSV or JSONL file with a column ContextTokens or input_length (the Azure LLM inference and Mooncake traces). Prints a markdown table for each.
+A trace is a file that gpuworker.testing.traces reads (the Azure LLM inference and Mooncake traces, for example). Prints a markdown table for each. With
+--goodput also a simulation of the second half with Poisson arrivals, in which splitting the traffic costs fill: the share of requests on time with
+boundaries chosen by padding alone, and with their batches reckoned in.
 
-    python bench/padding.py TRACE... [--max-length N] [--histograms FILE]
+    python bench/padding.py TRACE... [--max-length N] [--goodput] [--histograms FILE]
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import json
+from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 
-from gpuworker.scheduling.boundaries import best_boundaries, geometric, padding
+from gpuworker.scheduling import Queued
+from gpuworker.scheduling.boundaries import BatchCost, best_boundaries, geometric, padding
+from gpuworker.scheduling.joint_budget import JointBudget
 from gpuworker.scheduling.learning import BoundaryLearner
+from gpuworker.scheduling.run_times import KnownRunTimes
+from gpuworker.testing import simulate
+from gpuworker.testing.traces import read_trace
 
 _K = (4, 8, 16)
-_COLUMNS = ("ContextTokens", "input_length", "num_prefill_tokens", "length")
 _RELEARN_EVERY = 500  # requests
+_GOODPUT_K = (2, 3, 4, 6, 8)
+_BATCH = 32
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("traces", nargs="+", type=Path, metavar="TRACE")
     parser.add_argument("--max-length", type=int, help="the last boundary (the longest length of the trace)")
+    parser.add_argument("--goodput", action="store_true", help="also simulate (some 5 s for each trace)")
     parser.add_argument("--histograms", type=Path, metavar="FILE", help="also write histograms of both halves as JSON; the tests have such a file")
     options = parser.parse_args()
     histograms = {}
     for path in options.traces:
         lengths = read_lengths(path)
-        print(table(path.stem, lengths, options.max_length or int(lengths.max())), end="\n\n", flush=True)
+        top = options.max_length or int(lengths.max())
+        print(table(path.stem, lengths, top), end="\n\n", flush=True)
+        if options.goodput:
+            print(goodput_table(lengths, top), end="\n\n", flush=True)
         histograms[path.stem] = [histogram(half) for half in halves(lengths)]
     if options.histograms:
         options.histograms.write_text(_compact(histograms))
 
 
 def read_lengths(path: Path) -> np.ndarray:
-    with path.open() as file:
-        rows = list(map(json.loads, file)) if path.suffix == ".jsonl" else list(csv.DictReader(file))
-    column = next(name for name in _COLUMNS if name in rows[0])
-    lengths = np.array([int(row[column]) for row in rows])
+    lengths = read_trace(path).lengths
     return lengths[lengths > 0]
 
 
@@ -106,6 +116,42 @@ def relearn(lengths: np.ndarray, k: int, top: int) -> tuple[float, int]:
         proposed = learner.propose(boundaries)
         boundaries, changes = proposed or boundaries, changes + (proposed is not None)
     return tokens / halves(lengths)[1].sum(), changes
+
+
+def goodput_table(lengths: np.ndarray, top: int) -> str:
+    """On time of 4000 requests, by what a batch costs (in mean requests), the budget (in full batches T, and the longest request) and the load."""
+    first, second = halves(lengths)
+    lines = [
+        "| a batch costs | budget | load | " + " | ".join(f"K={k}" for k in _GOODPUT_K) + " | batches reckoned in |",
+        "|---" * (4 + len(_GOODPUT_K)) + "|",
+    ]
+    lost = []
+    for batch_requests, full_batches, load in product((20, 5, 1), (2, 4), (0.3, 0.5, 0.8)):
+        token_ns = 0.25e6 / lengths.mean()
+        batch_ns, full_ns = 0.25e6 * batch_requests, 0.25e6 * (batch_requests + _BATCH)
+        budget_ns, per_ns = round(full_batches * full_ns + token_ns * top), load * _BATCH / full_ns
+        gaps_ns = np.random.default_rng(1).exponential(1 / per_ns, min(len(second), 4000))
+        requests = [
+            Queued(i, at, length=length) for i, (at, length) in enumerate(zip(gaps_ns.cumsum().astype(int).tolist(), second.tolist(), strict=False))
+        ]
+        cost_ns = _affine(batch_ns, token_ns)
+        ends, weights = learner_of(first, 1, top).histogram()
+        batch_cost = BatchCost(batch_ns / token_ns, per_ns * budget_ns, _BATCH)
+        chosen = [*(best_boundaries(ends, weights, k, top) for k in _GOODPUT_K), best_boundaries(ends, weights, max(_GOODPUT_K), top, batch_cost)]
+        shares = []
+        for boundaries in chosen:
+            scheduler = JointBudget(KnownRunTimes(cost_ns, _BATCH), max_batch_size=_BATCH, budget_ns=budget_ns, length_buckets=boundaries)
+            shares.append(simulate(scheduler, requests, cost_ns, budget_ns=budget_ns).goodput)
+        lost.append(max(shares) - np.array(shares))
+        cells = " | ".join(f"{share:.3f}" for share in shares)
+        lines.append(f"| {batch_requests} requests | {full_batches}T | {load} | {cells} (K={len(chosen[-1])}) |")
+    for label, points in (("mean", 100 * np.mean(lost, axis=0)), ("most", 100 * np.max(lost, axis=0))):
+        lines.append(f"| points lost to the best of the row | {label} | | " + " | ".join(f"{value:.1f}" for value in points) + " |")
+    return "\n".join(lines)
+
+
+def _affine(batch_ns: float, token_ns: float) -> Callable[[int, int], int]:
+    return lambda size, length: round(batch_ns + size * length * token_ns)
 
 
 def histogram(lengths: np.ndarray) -> dict[str, object]:

@@ -4,6 +4,7 @@
 #define _GNU_SOURCE
 #include "ring.h"
 
+#define GW_PROBE_AFTER_NS 1000000000ull
 #define WRITE(p, v) atomic_store_explicit((p), (v), memory_order_relaxed)
 
 static uint32_t lanes_of(const gw_header *h) {
@@ -50,6 +51,8 @@ int gw_is_late(const gw_port *port, uint64_t terms, gw_forecast *out) {
     uint64_t estimated = wait + run_ns(lane, size < my_cap ? size : my_cap, my_cap);
     if (out) *out = (gw_forecast){estimated, budget, depth};
     /* With less room than two full batches whether a request is in time depends on who else comes: there a forecast turns away more than it saves. */
+    uint64_t ran = GW_PEEK(&h->ran_ns);
+    if (now > ran && now - ran >= GW_PROBE_AFTER_NS) return 0; /* let some through: the forecast may be what is wrong */
     return full && estimated > budget && (h->admission == GW_ADMIT_IN_TIME || budget >= 2 * full);
 }
 
@@ -98,7 +101,9 @@ void gw_set_scheduling(gw_port *port, uint32_t admission, uint64_t budget_ns, ui
 void gw_note_batch(gw_port *port, uint64_t predicted_ns, uint64_t tokens, uint64_t padded_tokens) {
     gw_stats *stats = &port->header->stats;
     port->predicted_ns = predicted_ns;
-    if (predicted_ns) WRITE(&port->header->free_at_ns, gw_now() + predicted_ns);
+    uint64_t now = gw_now();
+    WRITE(&port->header->ran_ns, now);
+    if (predicted_ns) WRITE(&port->header->free_at_ns, now + predicted_ns);
     GW_TALLY(&stats->tokens, tokens);
     GW_TALLY(&stats->padded_tokens, padded_tokens);
 }

@@ -161,13 +161,23 @@ static void expire(gw_port *port, gw_slot *slot, int64_t ticket) {
     if (gw_end(port, slot, ticket) == 1) GW_COUNT(&port->header->stats.expired, -1ull); /* its frontend was faster, and counts it */
 }
 
-/* Brings `count` of the backlog to its front, in order: each participant's first request before anybody's second. So one that has queued a thousand requests
- * delays another's single one by no more than the batch that runs. Twin of gpuworker/scheduling/fairness.py. */
+/* Brings those `count` of the backlog to its front that are to go, in order: the first ones, unless a participant would get less than a quarter of its even share of
+ * them although it has more. Then each one's first request goes before anybody's second: so one that has queued a thousand delays another's single one by
+ * no more than the batch that runs. Twin of gpuworker/scheduling/fairness.py. */
 static void fair_front(gw_port *port, uint32_t count) {
-    static _Thread_local uint16_t asked[GW_MAX_PARTICIPANTS + 1], turn[2 * GW_MAX_CAPACITY], taking_turn[2 * GW_MAX_CAPACITY + 1];
-    memset(asked, 0, sizeof asked);
+    static _Thread_local uint16_t has[GW_MAX_PARTICIPANTS + 1], goes[GW_MAX_PARTICIPANTS + 1], turn[2 * GW_MAX_CAPACITY], taking_turn[2 * GW_MAX_CAPACITY + 1];
+    uint32_t clients = 0, is_fair = 1;
+    memset(has, 0, sizeof has);
+    memset(goes, 0, sizeof goes);
     memset(taking_turn, 0, (port->queued + 1) * sizeof *taking_turn);
-    for (uint32_t k = 0; k < port->queued; k++) taking_turn[turn[k] = asked[port->backlog[k].participant % (GW_MAX_PARTICIPANTS + 1)]++]++;
+    for (uint32_t k = 0; k < port->queued; k++) {
+        uint32_t who = port->backlog[k].participant % (GW_MAX_PARTICIPANTS + 1);
+        clients += !has[who];
+        goes[who] += k < count;
+        taking_turn[turn[k] = has[who]++]++;
+    }
+    for (uint32_t who = 0; who <= GW_MAX_PARTICIPANTS; who++) is_fair &= goes[who] == has[who] || goes[who] * 4 * clients >= count;
+    if (is_fair) return;
     uint32_t last = 0, room = count; /* all turns before `last` go, and `room` of that one */
     while (room > taking_turn[last]) room -= taking_turn[last++];
     uint32_t front = 0, back = 0;

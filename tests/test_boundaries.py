@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuworker.scheduling.boundaries import best_boundaries, bucket_of, geometric, padding
+from gpuworker.scheduling.boundaries import BatchCost, best_boundaries, bucket_of, cost_ratio, geometric, padding
 
 
 def padded(lengths, counts, boundaries):
@@ -35,6 +35,48 @@ def test_nothing_pads_less(rows, k, top):
     assert list(found) == sorted(set(found))
     assert padded(lengths, counts, found) == by_brute_force(lengths, counts, k, found[-1])
     assert padding(lengths, counts, found) == pytest.approx(padded(lengths, counts, found) / np.dot(lengths, counts))
+
+
+def whole_cost(rows, boundaries, batch_cost):
+    """Padded tokens and the batches' part, the slow way."""
+    total, cost, shorter = sum(count for _, count in rows), 0.0, 0
+    for bound in boundaries:
+        held = sum(count for length, count in rows if shorter < length <= bound)
+        batch_size = min(1 + batch_cost.arrivals * held / total, batch_cost.max_batch_size)
+        cost, shorter = cost + held * (bound + batch_cost.tokens / batch_size), bound
+    return cost
+
+
+@given(histograms, st.integers(1, 5), st.builds(BatchCost, st.floats(0, 200), st.floats(0, 50), st.integers(1, 16)))
+@settings(max_examples=300, deadline=None)
+def test_nothing_costs_less_with_batches_reckoned_in(rows, k, batch_cost):
+    lengths, counts = zip(*rows, strict=True)
+    found = best_boundaries(lengths, counts, k, batch_cost=batch_cost)
+    values = sorted({length for length, count in rows if count})
+    choices = [(*chosen, values[-1]) for size in range(k) for chosen in itertools.combinations(values[:-1], size)]
+    assert found in choices
+    assert whole_cost(rows, found, batch_cost) == pytest.approx(min(whole_cost(rows, choice, batch_cost) for choice in choices))
+    assert cost_ratio(lengths, counts, found, batch_cost) == pytest.approx(whole_cost(rows, found, batch_cost) / np.dot(lengths, counts))
+
+
+def test_the_dearer_the_batches_the_fewer_buckets():
+    lengths, counts = range(16, 1025, 16), [1] * 64
+    found = [len(best_boundaries(lengths, counts, 8, batch_cost=BatchCost(tokens, 20, 64))) for tokens in (0, 300, 1_000, 3_000, 30_000)]
+    assert found == sorted(found, reverse=True)
+    assert found[0] == 8
+    assert found[-1] == 1
+    assert len(set(found)) >= 4
+
+
+def test_batches_that_never_fill_or_fill_in_every_bucket_do_not_count():
+    lengths, counts = range(16, 1025, 16), [1] * 64
+    for batch_cost in (BatchCost(1e6, 0, 64), BatchCost(1e6, 1e9, 64), BatchCost(0, 20, 64)):
+        assert best_boundaries(lengths, counts, 8, batch_cost=batch_cost) == best_boundaries(lengths, counts, 8)
+
+
+def test_batches_of_no_traffic_cost_nothing_and_nothing_is_divided_by_zero():
+    assert best_boundaries([], [], 4, 512, BatchCost(100, 20, 8)) == (512,)
+    assert best_boundaries([1, 2, 3], [1, 2, 1], 3, None, BatchCost(0.1, 2, 8)) == (1, 2, 3)  # "share" -0.5 where no bucket can be
 
 
 @given(histograms)

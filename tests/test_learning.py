@@ -8,8 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpuworker.scheduling.boundaries import padding
+from gpuworker.scheduling.boundaries import BatchCost, padding
+from gpuworker.scheduling.decision import Queued
+from gpuworker.scheduling.joint_budget import JointBudget
 from gpuworker.scheduling.learning import BoundaryLearner
+from gpuworker.scheduling.run_times import KnownRunTimes
+from gpuworker.testing import Outcome, simulate
 
 HISTOGRAMS = json.loads((Path(__file__).parent / "data" / "length_histograms.json").read_text())
 """Of the first and the second half of public traces; where they come from is in data/README.md."""
@@ -38,20 +42,56 @@ def settle(learner, lengths, boundaries, rounds, each=500):
     return boundaries, changes
 
 
+def learner_of(first, second):
+    """One that has seen the first half, and knows of both the longest length."""
+    learner = BoundaryLearner(8, max_length=max(first["lengths"][-1], second["lengths"][-1]))
+    for length, count in zip(first["lengths"], first["counts"], strict=True):
+        feed(learner, iter([length] * count), count)
+    return learner
+
+
 @pytest.mark.parametrize(
     ("trace", "target"),
     [("AzureLLMInferenceTrace_code", 1.20), ("AzureLLMInferenceTrace_conv", 1.28), ("mooncake_conversation_trace", 1.32)],
 )
 def test_eight_boundaries_of_the_first_half_waste_little_in_the_second(trace, target):
     first, second = HISTOGRAMS[trace]
-    learner = BoundaryLearner(8, max_length=max(first["lengths"][-1], second["lengths"][-1]))
-    for length, count in zip(first["lengths"], first["counts"], strict=True):
-        for _ in range(count):
-            learner.observe(length)
-    boundaries = learner.propose()
+    boundaries = learner_of(first, second).propose()
     assert len(boundaries) == 8
     tokens = padding(second["lengths"], second["counts"], boundaries) * np.dot(second["lengths"], second["counts"])
     assert 1 < tokens / second["tokens"] <= target
+
+
+def test_where_batches_are_dear_their_cost_saves_what_eight_boundaries_would_lose():
+    """A batch costs as much as 20 requests, and the budget is two full batches: eight queues do not fill."""
+    first, second = HISTOGRAMS["AzureLLMInferenceTrace_code"]
+    learner, chance = learner_of(first, second), random.Random(1)
+    mean = second["tokens"] / sum(second["counts"])
+    token_ns = 0.25e6 / mean
+    batch_ns, max_batch_size = 20 * 0.25e6, 32
+    full_ns = batch_ns + 0.25e6 * max_batch_size
+    budget_ns = round(2 * full_ns + token_ns * learner.max_length)
+    per_ns = 0.5 * max_batch_size / full_ns
+    enqueue_ns, requests = 0.0, []
+    for ticket, length in enumerate(chance.choices(second["lengths"], second["counts"], k=1500)):
+        enqueue_ns += chance.expovariate(per_ns)
+        requests.append(Queued(ticket, round(enqueue_ns), length=length))
+
+    def goodput(boundaries):
+        scheduler = JointBudget(KnownRunTimes(cost_ns, max_batch_size), max_batch_size=max_batch_size, budget_ns=budget_ns, length_buckets=boundaries)
+        done = simulate(scheduler, requests, cost_ns, budget_ns=budget_ns)
+        assert sum(done.count(outcome) for outcome in Outcome) == len(requests)
+        return done.goodput
+
+    def cost_ns(size, length):
+        return round(batch_ns + size * length * token_ns)
+
+    batch_cost = BatchCost(batch_ns / token_ns, per_ns * budget_ns, max_batch_size)
+    eight = learner.propose()
+    fewer = learner.propose(eight, batch_cost)
+    assert len(fewer) < len(eight) == 8
+    assert learner.propose(fewer, batch_cost) is None
+    assert goodput(fewer) > goodput(eight) + 0.15
 
 
 def test_nothing_is_proposed_of_too_little():

@@ -92,6 +92,9 @@ def add_to(commands: Any) -> None:
         "--late", choices=("reject", "serve"), default="reject", help="what ours does with requests that cannot be in time (default: reject)"
     )
     worker.add_argument("--wait", choices=("auto", "until_deadline"), default="auto", help="how long ours waits for company (default: auto)")
+    worker.add_argument(
+        "--admission", choices=("auto", "on", "off"), default="auto", help="whether clients of ours forecast before they send (default: auto)"
+    )
     parser.add_argument("--policy", type=policies, default=policies("ours,size-timeout,eager"), metavar="P,...", help='see below; or "all"')
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of arrivals and noise (default: 0)")
     parser.add_argument("--json", metavar="FILE", help="write all figures there; - prints them instead of the table")
@@ -190,7 +193,7 @@ def device(args: argparse.Namespace, trace: Trace | None) -> Setting:
     budget_ms = args.latency_budget_ms or 2 * cost_ns(args.max_batch_size, longest) / 1e6
     return Setting(
         cost_ns, args.max_batch_size, round(budget_ms * 1e6), args.max_wait_ms, args.length_buckets, args.allowed_batch_sizes,
-        args.late, args.wait, longest, args.noise, args.seed,
+        args.late, args.wait, args.admission, longest, args.noise, args.seed,
     )  # fmt: skip
 
 

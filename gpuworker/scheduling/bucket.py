@@ -4,53 +4,51 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
 
-from gpuworker.scheduling.decision import Queued, Reason
+from gpuworker.scheduling.decision import Queued, Reason, RunTimes
 from gpuworker.scheduling.fairness import fair_front
-from gpuworker.scheduling.feasible import Share, select
+from gpuworker.scheduling.feasible import NEVER_NS, Share, select
 from gpuworker.scheduling.lane import Lane
 from gpuworker.scheduling.waiting import Arrivals, departure
 
 
-class Plan(NamedTuple):
-    """A bucket's best batch now. `latest_start_ns`: when its first request would be missed; `leaves_ns`: when it should go, nobody else asking."""
-
-    bucket: Bucket
-    level: int
-    size: int
-    shares: Sequence[Share]
-    run_ns: int
-    latest_start_ns: int
-    leaves_ns: int
-    reason: Reason
-
-
 class Bucket:
-    """Requests that are padded to `length` (0: lengths are not used), at most `cap` in a batch."""
+    """Requests that are padded to `length`, at most `cap` in a batch; by priority, and then by when they are due. With length 0 lengths are not used, unless
+    `max_tokens` is given: then a batch is padded to its longest request, and that times its size is bounded.
 
-    def __init__(self, length: int, cap: int) -> None:
-        self.length, self.cap = length, cap
-        self.run_ns: Sequence[int] = [0] * (cap + 1)
+    `plan` sets what it would run now: `size` requests, in `planned_ns`; when they `leave_ns` if nobody else asks, and the `reason`; when the first of them would
+    be missed, `latest_start_ns`; and its priority, `level`. `served_ns`: when its last batch left.
+    """
+
+    def __init__(self, length: int, cap: int, run_times: RunTimes, max_tokens: int | None = None) -> None:
+        self.length, self.cap, self._run_times = length, cap, run_times
+        self._max_tokens = max_tokens if not length else None
+        self.run_ns = run_times.table(length)
+        """Predicted run time by batch size."""
         self.arrivals = Arrivals()
         self.overdue: deque[Queued] = deque()
-        self._lanes: dict[int, Lane] = {}
-        self._order: list[int] = []  # priorities, highest first
+        self._lanes: dict[int, Lane] = {0: Lane()}
+        self._order = [0]  # priorities, highest first
+        self._shares: Sequence[Share] = ()
+        self.size = self.planned_ns = self.leave_ns = self.latest_start_ns = self.level = 0
+        self.served_ns = -1
+        self.reason = Reason.FULL
 
     def __len__(self) -> int:
-        return sum(map(len, self._lanes.values())) if len(self._order) != 1 else len(self._lanes[self._order[0]])
+        return sum([len(lane) for lane in self._lanes.values()])
 
     def __iter__(self) -> Iterator[Queued]:
         for lane in self._lanes.values():
             yield from lane
         yield from self.overdue
 
-    def add(self, request: Queued, level: int, due_ns: int, is_firm: bool) -> None:
+    def add(self, request: Queued, due_ns: int, is_firm: bool) -> None:
         """Queues it."""
-        if level not in self._lanes:
-            self._lanes[level] = Lane()
+        lane = self._lanes.get(request.priority)
+        if lane is None:
+            lane = self._lanes[request.priority] = Lane()
             self._order = sorted(self._lanes, reverse=True)
-        self._lanes[level].add(request, due_ns, is_firm)
+        lane.add(request, due_ns, is_firm)
 
     def discard(self, ticket: int) -> bool:
         """Takes one out. False if it is not there."""
@@ -65,62 +63,107 @@ class Bucket:
         for higher, level in zip(self._order[-2::-1], self._order[:0:-1], strict=True):
             self._lanes[level].lift(self._lanes[higher], higher, now_ns, ageing_ns)
 
-    def plan(self, now_ns: int, max_wait_ns: int | None, uses_worth: bool) -> Plan | None:
-        """What to run if it were this bucket's turn. None when nothing is queued; size 0 when nothing can be in time any more."""
-        order = [level for level in self._order if self._lanes[level]] if len(self._order) > 1 else self._order
-        lanes = [self._lanes[level] for level in order]
-        if not lanes or not lanes[0]:
-            return None
-        shares = select(lanes, now_ns, self.run_ns, self.cap)
-        size = sum([share.size for share in shares])
+    def plan(self, now_ns: int, max_wait_ns: int | None, uses_worth: bool) -> None:
+        """What to run if it were this bucket's turn: see above. `size` is 0 when nothing is queued, or nothing can be in time any more."""
+        if len(self._order) == 1 and self._plan_simply(self._lanes[self._order[0]], now_ns):
+            return
+        lanes = [self._lanes[level] for level in self._order]
+        cap = self.cap if self._max_tokens is None else self._token_cap(lanes, self._max_tokens)
+        self._shares = shares = select(lanes, now_ns, self.run_ns, cap)
+        self.size = size = shares[0].size if len(shares) == 1 else sum([share.size for share in shares])
         if not size:
-            return Plan(self, 0, 0, shares, 0, now_ns, now_ns, Reason.OVERLOAD)
-        run_ns = self.run_ns[size]
-        blocked = [len(lane) - lane.feasible(share.end_ns) for lane, share in zip(lanes, shares, strict=True)]
-        firsts = [
-            due for lane, skip, share in zip(lanes, blocked, shares, strict=True) if share.size and (due := lane.first_due_ns(skip)) is not None
-        ]
-        level = next(level for level, share in zip(order, shares, strict=True) if share.size)
-        leaves_ns, reason = now_ns, Reason.FULL
-        if any(blocked):
-            reason = Reason.OVERLOAD
-        elif size < self.cap and size == sum(map(len, lanes)):
+            return
+        self.planned_ns = run_ns = self.run_ns[size]
+        self.leave_ns, self.reason = now_ns, Reason.FULL
+        first_ns = firm_ns = NEVER_NS
+        queued, is_blocked = 0, False
+        for level, lane, share in zip(reversed(self._order), reversed(lanes), reversed(shares), strict=True):
+            queued += len(lane)
+            is_blocked = is_blocked or (bool(lane.firm_due_ns) and lane.firm_due_ns[0] < share.end_ns)
+            if not share.size:
+                continue
+            self.level = level
+            due_ns = lane.firm_due_from(share.end_ns)
+            if due_ns is not None and due_ns < first_ns:
+                first_ns = firm_ns = due_ns
+            if lane.patient_due_ns and lane.patient_due_ns[0] < first_ns:
+                first_ns = lane.patient_due_ns[0]
+        self.latest_start_ns = first_ns - run_ns
+        if is_blocked:
+            self.reason = Reason.OVERLOAD
+        elif size < cap and size == queued:
             oldest_ns = min([one.enqueue_ns for lane in lanes for one in (*lane.firm[:1], *lane.patient[:1])])
-            due_ns = min((lane.firm_due_ns[0] for lane in lanes if lane.firm_due_ns), default=None)
-            leaves_ns, reason = departure(size, oldest_ns, due_ns, self.run_ns, max_wait_ns, self.arrivals if uses_worth else None, now_ns)
-        return Plan(self, level, size, shares, run_ns, min(firsts) - run_ns, leaves_ns, reason)
+            due = firm_ns if firm_ns != NEVER_NS else None
+            self.leave_ns, self.reason = departure(size, oldest_ns, due, self.run_ns, max_wait_ns, self.arrivals if uses_worth else None, now_ns)
 
-    def take(self, plan: Plan, is_fair: bool) -> tuple[list[Queued], list[Queued]]:
-        """Takes the planned batch out of the queue. -> it, and those that stood in its way."""
+    def _token_cap(self, lanes: Sequence[Lane], max_tokens: int) -> int:
+        """How many of the first requests fit the token budget, at least one; sets what batches of their length take."""
+        count = longest = 0
+        for request in (request for lane in lanes for request in lane.in_order()):
+            longer = max(longest, request.length)
+            if count == self.cap or (count and longer * (count + 1) > max_tokens):
+                break
+            count, longest = count + 1, longer
+        self.run_ns = self._run_times.table(coarse(longest))
+        return count
+
+    def _plan_simply(self, lane: Lane, now_ns: int) -> bool:
+        """What nearly always holds under load, and is asked of every bucket for every batch: a full batch, and nobody in its way. False: plan it properly."""
+        due = lane.firm_due_ns
+        if not due and not lane.patient:
+            self.size = 0
+            return True
+        if self._max_tokens is not None:
+            return False
+        run_ns = self.run_ns[self.cap]
+        if len(due) < self.cap or due[0] < now_ns + run_ns or lane.patient:
+            return False
+        self.size, self.planned_ns, self.leave_ns, self.reason, self.level = self.cap, run_ns, now_ns, Reason.FULL, self._order[0]
+        self.latest_start_ns = due[0] - run_ns
+        self._shares = (Share(self.cap, now_ns + run_ns),)
+        return True
+
+    def take(self, is_fair: bool, due_ns: Callable[[Queued], tuple[int, bool]]) -> tuple[list[Queued], list[Queued]]:
+        """Takes what was planned out of the queue. -> the batch, and those that stood in its way."""
         batch: list[Queued] = []
         blocked: list[Queued] = []
-        shares = iter(plan.shares)
-        for level in self._order:
+        for level, share in zip(self._order, self._shares, strict=True):
             lane = self._lanes[level]
-            if not lane:
-                continue
-            share = next(shares)
             blocked += lane.pop_blocked(share.end_ns)
             queue = lane.in_order()
-            chosen = fair_front(queue, share.size) if is_fair else list(queue[: share.size])
+            chosen = fair_front(queue, share.size) if is_fair and lane.is_shared else list(queue[: share.size])
             lane.remove(chosen)
             batch += chosen
+        while self._max_tokens is not None and len(batch) > 1 and len(batch) * longest(batch) > self._max_tokens:
+            postponed = batch.pop()  # the first ones were in others' way, so these are not those that were counted
+            self.add(postponed, *due_ns(postponed))
         return batch, blocked
 
     def take_endangered(self, batch: list[Queued], end_ns: int, limit_ns: int, ends_ns: Callable[[int], int]) -> int:
         """Moves into `batch`, of a longer bucket, those of ours that would be too late once it has ended at `end_ns` and can be in time in it, without making it
         end later than `limit_ns`. ends_ns(n): when n would end. -> the new limit. Padding up is always allowed."""
-        for level in self._order:
-            lane = self._lanes[level]
-            for request, due_ns in list(zip(lane.firm, lane.firm_due_ns, strict=True)):
-                limit = min(limit_ns, due_ns)
-                if due_ns - self.run_ns[1] >= end_ns or ends_ns(len(batch) + 1) > limit:
+        for lane in self._lanes.values():
+            while lane.firm and lane.firm_due_ns[0] - self.run_ns[1] < end_ns:
+                limit = min(limit_ns, lane.firm_due_ns[0])
+                if ends_ns(len(batch) + 1) > limit:
                     break
-                lane.remove([request])
-                batch.append(request)
                 limit_ns = limit
+                batch.append(lane.firm[0])
+                lane.remove(lane.firm[:1])
         return limit_ns
 
     def pop_late(self, end_ns: int) -> list[Queued]:
         """Takes out those whose answer is due before `end_ns`."""
-        return [request for level in self._order for request in self._lanes[level].pop_blocked(end_ns)]
+        if len(self._order) == 1:
+            return self._lanes[self._order[0]].pop_blocked(end_ns)
+        return [request for lane in self._lanes.values() for request in lane.pop_blocked(end_ns)]
+
+
+def longest(batch: Sequence[Queued]) -> int:
+    """Of the requests' lengths."""
+    return max([request.length for request in batch])
+
+
+def coarse(length: int) -> int:
+    """Rounded up to a power of two: where batches are padded to their longest request, run times are kept by this."""
+    return 1 << (length - 1).bit_length() if length > 0 else 0

@@ -26,6 +26,7 @@ SHIFT_RUNS = 12
 DOUBTED_AFTER = 1024
 """Observations after which a shape that was not seen again is forgotten if it is COLD times slower than the others suggest: believed, it would never run."""
 LONGEST_NS = 86_400 * 10**9
+"""No batch is believed to take more than a day."""
 FORMAT = 1
 
 
@@ -36,6 +37,8 @@ class CostModel:
     feasible, and the first batches teach it. An outlier moves nothing; a lasting change is followed within WINDOW batches of a shape, and one that concerns
     all shapes within SHIFT_RUNS batches, also for shapes that were not seen since.
     """
+
+    learns = True
 
     def __init__(self, max_batch_size: int, *, allowed_batch_sizes: Sequence[int] = (), miss_rate: float = 0.1, step: float = 0.005) -> None:
         """miss_rate: share of batches that may take longer than predicted. step: how fast the margin answers to misses, see Margin."""
@@ -84,6 +87,8 @@ class CostModel:
         else:
             runs.is_known = len(runs.sorted) > 1 or (run_ns <= COLD * predicted_ns if predicted_ns else self._observed > 1)
         if self._is_due(runs):
+            if runs.fitted_ns and not 1 / SHIFTED <= runs.median / runs.fitted_ns <= SHIFTED:
+                self._next_margin.restate(runs.median / runs.fitted_ns, shape)
             self._refit()
         elif abs(self._next_margin.value - self.margin) > MARGIN_MOVED:
             self._publish()
@@ -97,7 +102,7 @@ class CostModel:
         self._refit()
 
     def to_dict(self) -> dict[str, Any]:
-        """What is known, for from_dict; of types that JSON has."""
+        """What is known, for `restore`; of types that JSON has."""
         shapes = [[*shape, runs.median] for shape, runs in self._shapes.items() if runs.is_known]
         return {"format": FORMAT, "margin": self.margin, "shapes": shapes}
 
@@ -127,7 +132,7 @@ class CostModel:
     def _compare(self, shape: Shape, run_ns: int, predicted_ns: int) -> None:
         """Learns from how far a prediction was off."""
         ratio = run_ns / predicted_ns
-        self._next_margin.observe(ratio, self.margin)
+        self._next_margin.observe(ratio, self.margin, shape)
         if 1 / SHIFTED <= ratio <= SHIFTED:
             self._shift.clear()
             return
@@ -138,8 +143,8 @@ class CostModel:
             self._follow_shift()
 
     def _follow_shift(self) -> None:
-        """Everything is slower or faster than it was. What ran lately says how much; the rest is moved by the same factor or the same time, whichever is
-        less (see Surface for why the lower guess is the better one)."""
+        """Everything is slower or faster than it was. What ran lately is replaced by its latest runs, the rest moves by the same factor; or by the same time
+        where that makes it less slow (a guess that is too low is corrected by the next batch, see Surface)."""
         ratios = sorted(run_ns / predicted_ns for _, run_ns, predicted_ns in self._shift)
         factor = ratios[len(ratios) // 2]
         added_ns = sorted(run_ns - predicted_ns for _, run_ns, predicted_ns in self._shift)[len(ratios) // 2]
@@ -155,10 +160,8 @@ class CostModel:
         self._refit_after = 1
 
     def _is_due(self, runs: _Runs) -> bool:
-        if not runs.is_known:
-            return False
-        moved_ns = abs(runs.median - runs.fitted_ns)
-        return moved_ns > (MOVED + 0.25 / len(runs.sorted)) * runs.fitted_ns or self._observed - self._fitted_at >= self._refit_after
+        moved_ns = abs(runs.median - runs.fitted_ns) if runs.is_known else 0
+        return self._observed - self._fitted_at >= self._refit_after or moved_ns > (MOVED + 0.25 / len(runs.sorted)) * runs.fitted_ns
 
     def _refit(self) -> None:
         self._fitted_at = self._observed
@@ -171,7 +174,7 @@ class CostModel:
         if fitted != self._fitted:
             self._fitted = fitted
             medians = {shape: float(median) for shape, (median, _) in fitted.items()}
-            self._surface = Surface(medians, {shape: count for shape, (_, count) in fitted.items()}, self._sizes)
+            self._surface = Surface(medians, {shape: count for shape, (_, count) in fitted.items()}, self._sizes) if fitted else None
             self._predicted.clear()
             self._publish()
         elif self._next_margin.value != self.margin:

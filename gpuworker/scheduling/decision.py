@@ -24,6 +24,8 @@ class Reason(enum.IntEnum):
     """It is what can still be in time; requests that stood in its way were rejected."""
     LATE = 6
     """Nothing else was there: requests past their budget are served (late="serve")."""
+    PROBE = 7
+    """By the prediction nothing can be in time, and nothing has run for a while: one runs anyway, as the prediction may be what is wrong."""
 
 
 class Queued(NamedTuple):
@@ -102,6 +104,8 @@ class RunTimes(Protocol):
 
     version: int
     """Changes whenever a table does."""
+    learns: bool
+    """Whether tables may be wrong, and get better by what is observed."""
 
     def table(self, length: int) -> Sequence[int]:
         """Predicted ns for batches of 0, 1, ... max_batch_size requests padded to `length` (0 where lengths are not used). Non-decreasing, [0] is 0; and

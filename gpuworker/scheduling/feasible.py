@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 from gpuworker.scheduling.lane import Lane
 
+NEVER_NS = 1 << 62
+
 
 class Share(NamedTuple):
     """What one lane gives to a batch: `size` requests; `end_ns` is when that batch ends as far as this lane is asked, so what is due before is blocked."""
@@ -24,37 +26,31 @@ def select(lanes: Sequence[Lane], now_ns: int, run_ns: Sequence[int], cap: int) 
     """The batch to run now from lanes in the order of their priority, highest first.
 
     A lane of lower priority joins only as far as it makes nobody above it late. `run_ns[b]`: predicted time of b requests, non-decreasing. At most `cap`
-    requests. O(lanes * log(cap) * log(queued)).
+    requests. O(lanes * log(cap) * log(queued)); two comparisons where everybody, or a full batch, can be in time.
     """
     shares = []
-    taken, limit_ns = 0, None
+    taken, limit_ns = 0, NEVER_NS
     for lane in lanes:
         size = _largest(lane, now_ns, run_ns, taken, min(len(lane), cap - taken), limit_ns)
-        end_ns = now_ns + run_ns[taken + size if size else min(1, cap)]
+        end_ns = now_ns + run_ns[taken + size if size else 1]
         shares.append(Share(size, end_ns))
         if size:
             taken += size
-            kept = len(lane) - lane.feasible(end_ns)
-            if kept < len(lane.firm):
-                due_ns = lane.firm_due_ns[kept]
-                limit_ns = due_ns if limit_ns is None else min(limit_ns, due_ns)
+            if (due_ns := lane.firm_due_from(end_ns)) is not None and due_ns < limit_ns:
+                limit_ns = due_ns
     return shares
 
 
-def _largest(lane: Lane, now_ns: int, run_ns: Sequence[int], taken: int, most: int, limit_ns: int | None) -> int:
+def _largest(lane: Lane, now_ns: int, run_ns: Sequence[int], taken: int, most: int, limit_ns: int) -> int:
     """The largest x <= most such that x of the lane can be in time in a batch of taken + x, and that batch ends by `limit_ns`. Feasibility only falls as x
     grows: the batch ends later, so fewer can be in it."""
-    if most <= 0:
-        return 0
-    end_ns = now_ns + run_ns[taken + most]
-    if (limit_ns is None or end_ns <= limit_ns) and (not lane.firm_due_ns or lane.firm_due_ns[0] >= end_ns):
-        return most
     low, high = 0, most
+    middle = most  # nearly always possible
     while low < high:
-        middle = (low + high + 1) // 2
         end_ns = now_ns + run_ns[taken + middle]
-        if (limit_ns is None or end_ns <= limit_ns) and lane.feasible(end_ns) >= middle:
+        if end_ns <= limit_ns and lane.feasible(end_ns) >= middle:
             low = middle
         else:
             high = middle - 1
+        middle = (low + high + 1) // 2
     return low

@@ -8,10 +8,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from gpuworker.scheduling.bucket import Bucket, Plan
+from gpuworker.scheduling.boundaries import BatchCost
+from gpuworker.scheduling.bucket import Bucket, coarse, longest
 from gpuworker.scheduling.decision import Decision, Queued, Reason, Run, RunTimes, Wait
-
-NEVER_NS = 1 << 62
+from gpuworker.scheduling.feasible import NEVER_NS
+from gpuworker.scheduling.forecast import PROBE_AFTER_NS, LaneView
 
 
 class JointBudget:
@@ -45,13 +46,14 @@ class JointBudget:
         self._fair_share, self._ageing_ns = fair_share, priority_ageing_ns
         self.buckets: list[Bucket] = []
         self.boundaries: tuple[int, ...] = ()
+        self._ran_ns = -PROBE_AFTER_NS
         self.set_boundaries(length_buckets)
 
     def set_boundaries(self, boundaries: Sequence[int]) -> None:
         """Goes over to other length buckets; what is queued moves with it."""
         queued = [request for bucket in self.buckets for request in bucket]
         self.boundaries = tuple(boundaries)
-        self.buckets = [Bucket(length, self._cap(length)) for length in self.boundaries or (0,)]
+        self.buckets = [Bucket(length, self._cap(length), self.run_times, self._max_batch_tokens) for length in self.boundaries or (0,)]
         self._version: int | None = None
         self._refresh()
         for request in sorted(queued, key=lambda one: one.enqueue_ns):
@@ -80,7 +82,7 @@ class JointBudget:
         bucket = self.bucket_of(request.length)
         bucket.arrivals.add(request.enqueue_ns)
         due_ns, is_firm = self.due_ns(request)
-        bucket.add(request, request.priority, due_ns if is_firm else due_ns + bucket.run_ns[bucket.cap], is_firm)
+        bucket.add(request, due_ns if is_firm else due_ns + bucket.run_ns[bucket.cap], is_firm)
 
     def due_ns(self, request: Queued) -> tuple[int, bool]:
         """When its answer has to be there, and True; or when it may leave at last, and False."""
@@ -90,6 +92,22 @@ class JointBudget:
         due_ns = request.enqueue_ns + budget_ns
         return (min(due_ns, request.deadline_ns) if request.deadline_ns else due_ns), True
 
+    def lanes(self, now_ns: int) -> list[LaneView]:
+        """What a frontend needs to know for a forecast."""
+        return [
+            LaneView(one.length, one.cap, one.run_ns[1], one.run_ns[one.cap], one.arrivals.gap_ns(now_ns), len(one)) for one in self.buckets
+        ]  # fmt: skip
+
+    def batch_cost(self, now_ns: int) -> BatchCost | None:
+        """What boundaries are to be learned for, as far as it is known: see BatchCost. May be asked by another thread."""
+        bucket = self.buckets[-1]
+        one_ns, full_ns, length = bucket.run_ns[1], bucket.run_ns[bucket.cap], bucket.length
+        token_ns = (full_ns - one_ns) / max((bucket.cap - 1) * length, 1)
+        rate = sum(1 / gap_ns for one in self.buckets if (gap_ns := one.arrivals.gap_ns(now_ns)))
+        if not self.budget_ns or not rate or token_ns <= 0 or one_ns <= token_ns * length:
+            return None
+        return BatchCost((one_ns - token_ns * length) / token_ns, rate * self.budget_ns, self._max_batch_size)
+
     def discard(self, ticket: int) -> None:
         """See Scheduler.discard."""
         any(bucket.discard(ticket) for bucket in self.buckets)
@@ -97,43 +115,67 @@ class JointBudget:
     def observe(self, batch: Sequence[Queued], started_ns: int, ended_ns: int) -> None:
         """See Scheduler.observe."""
         size = next((size for size in self._sizes if size >= len(batch)), len(batch))
-        self.run_times.observe(size, self.bucket_of(max(request.length for request in batch)).length, ended_ns - started_ns)
+        length = longest(batch)
+        padded = self.bucket_of(length).length or (coarse(length) if self._max_batch_tokens else 0)
+        self.run_times.observe(size, padded, ended_ns - started_ns)
 
     def decide(self, now_ns: int, may_wait: bool = True) -> Decision:
         """See Scheduler.decide."""
         self._refresh()
-        plans: list[Plan] = []
+        runnable: list[Bucket] = []
         rejected: list[Queued] = []
+        hopeless: list[tuple[Bucket, list[Queued]]] = []
         for bucket in self.buckets:
             if self._ageing_ns:
                 bucket.promote(now_ns, self._ageing_ns)
-            plan = bucket.plan(now_ns, self._cap_ns, self._uses_worth)
-            if plan is not None and plan.size:
-                plans.append(plan)
-            elif plan is not None:
-                rejected += self._give_up(bucket, bucket.pop_late(now_ns + bucket.run_ns[1]))
-        chosen = _urgent(plans, now_ns, may_wait)
+            bucket.plan(now_ns, self._cap_ns, self._uses_worth)
+            if bucket.size:
+                runnable.append(bucket)
+            elif late := bucket.pop_late(now_ns + bucket.run_ns[1]):
+                hopeless.append((bucket, late))
+        if hopeless and not runnable and self.run_times.learns and now_ns - self._ran_ns >= PROBE_AFTER_NS:
+            return self._probe(hopeless, now_ns)
+        for bucket, late in hopeless:
+            rejected += self._give_up(bucket, late)
+        chosen = _urgent(runnable, now_ns, may_wait, self._fair_share)
         if chosen is not None:
             return self._run(chosen, now_ns, rejected)
-        late = self._late(now_ns) if not plans else None
-        if late is not None:
-            return late._replace(rejected=rejected)
-        return Wait(min((plan.leaves_ns for plan in plans), default=None), rejected)
+        late_run = None if runnable else self._late()
+        if late_run is not None:
+            return late_run._replace(rejected=rejected)
+        return Wait(min([bucket.leave_ns for bucket in runnable], default=None), rejected)
 
-    def _run(self, plan: Plan, now_ns: int, rejected: list[Queued]) -> Run:
-        bucket = plan.bucket
-        batch, blocked = bucket.take(plan, self._fair_share)
-        rejected += self._give_up(bucket, blocked)
-        reason = plan.reason if plan.leaves_ns <= now_ns else Reason.DRAIN
-        end_ns = now_ns + plan.run_ns
-        if len(self.buckets) > 1 and len(batch) < bucket.cap:
-            limit_ns = min((due_ns for due_ns, is_firm in map(self.due_ns, batch) if is_firm), default=NEVER_NS)
-            for shorter in self.buckets[: self.buckets.index(bucket)]:
-                limit_ns = shorter.take_endangered(batch, end_ns, limit_ns, lambda n: now_ns + bucket.run_ns[n] if n <= bucket.cap else NEVER_NS + 1)
-            end_ns = now_ns + bucket.run_ns[len(batch)]
+    def _run(self, bucket: Bucket, now_ns: int, rejected: list[Queued]) -> Run:
+        bucket.served_ns = self._ran_ns = now_ns
+        reason = bucket.reason if bucket.leave_ns <= now_ns else Reason.DRAIN
+        batch, blocked = bucket.take(self._fair_share, self.due_ns)
+        if blocked:
+            rejected += self._give_up(bucket, blocked)
+        end_ns = now_ns + bucket.planned_ns
+        if len(batch) < bucket.cap and bucket is not self.buckets[0]:
+            end_ns = now_ns + self._merge_upward(bucket, batch, now_ns)
         for other in self.buckets:
-            rejected += self._give_up(other, other.pop_late(end_ns))
-        return Run(len(batch), reason, batch, rejected, bucket.length, end_ns - now_ns)
+            if late := other.pop_late(end_ns):
+                rejected += self._give_up(other, late)
+        length = bucket.length or (longest(batch) if self._max_batch_tokens else 0)
+        return Run(len(batch), reason, batch, rejected, length, end_ns - now_ns)
+
+    def _merge_upward(self, bucket: Bucket, batch: list[Queued], now_ns: int) -> int:
+        """Fills a batch up with requests of shorter buckets that would be missed otherwise. -> how long it takes now."""
+        run_ns, cap = bucket.run_ns, bucket.cap
+        limit_ns = min([due_ns for due_ns, is_firm in map(self.due_ns, batch) if is_firm], default=NEVER_NS)
+        end_ns = now_ns + run_ns[len(batch)]
+        for shorter in self.buckets[: self.buckets.index(bucket)]:
+            limit_ns = shorter.take_endangered(batch, end_ns, limit_ns, lambda n: now_ns + run_ns[n] if n <= cap else NEVER_NS + 1)
+        return run_ns[len(batch)]
+
+    def _probe(self, hopeless: list[tuple[Bucket, list[Queued]]], now_ns: int) -> Run:
+        """Runs the request that has the most time left, though it seems too late: else a prediction that is too high would never be corrected."""
+        bucket, late = max(hopeless, key=lambda one: one[1][-1].enqueue_ns)
+        probe = late.pop()
+        self._ran_ns = now_ns
+        rejected = [request for one, requests in hopeless for request in self._give_up(one, requests)]
+        return Run(1, Reason.PROBE, [probe], rejected, bucket.length or (probe.length if self._max_batch_tokens else 0), bucket.run_ns[1])
 
     def _give_up(self, bucket: Bucket, requests: list[Queued]) -> list[Queued]:
         """-> those to reject."""
@@ -142,7 +184,7 @@ class JointBudget:
         bucket.overdue.extend(requests)
         return []
 
-    def _late(self, now_ns: int) -> Run | None:
+    def _late(self) -> Run | None:
         """A batch of those that are past their budget; small enough that a request which comes just after it has left can still be in time."""
         bucket = min((bucket for bucket in self.buckets if bucket.overdue), key=lambda one: one.overdue[0].enqueue_ns, default=None)
         if bucket is None:
@@ -154,15 +196,21 @@ class JointBudget:
         return Run(size, Reason.LATE, batch, (), bucket.length, bucket.run_ns[size])
 
 
-def _urgent(plans: Sequence[Plan], now_ns: int, may_wait: bool) -> Plan | None:
-    """Of the plans whose time has come the one whose first request would be missed first. It lets another go before it whose first would be missed
-    meanwhile, if it can afford to."""
-    ready = [plan for plan in plans if plan.leaves_ns <= now_ns or not may_wait]
-    if len(plans) < 2 or not ready:
+def _urgent(buckets: Sequence[Bucket], now_ns: int, may_wait: bool, is_fair: bool) -> Bucket | None:
+    """Of the buckets whose time has come the one whose first request would be missed first. It lets another go before it whose first would be missed
+    meanwhile, if it can afford to; and to be fair, if it has run more recently: a flood is always the most urgent."""
+    ready = [bucket for bucket in buckets if bucket.leave_ns <= now_ns or not may_wait]
+    if len(buckets) < 2 or not ready:
         return ready[0] if ready else None
-    best = min(ready, key=lambda plan: (-plan.level, plan.latest_start_ns, -plan.size / max(plan.run_ns, 1)))
-    for other in plans:
-        endangered = other.level >= best.level and other.latest_start_ns < now_ns + best.run_ns
-        if other is not best and endangered and best.latest_start_ns >= now_ns + other.run_ns:
-            return other
+    best = min(ready, key=_urgency)
+    end_ns = now_ns + best.planned_ns
+    for other in buckets:
+        if other.latest_start_ns < end_ns and other is not best and other.level >= best.level:
+            can_afford = best.latest_start_ns >= now_ns + other.planned_ns
+            if can_afford or (is_fair and other.served_ns < best.served_ns):
+                return other
     return best
+
+
+def _urgency(bucket: Bucket) -> tuple[int, int, float]:
+    return -bucket.level, bucket.latest_start_ns, -bucket.size / (bucket.planned_ns or 1)

@@ -12,13 +12,16 @@ class Lane:
     """Two sorted lists. `firm`: requests with a latency budget, by `due_ns`, when their answers have to be there. `patient`: those without, by when they would
     like to leave; they are never too late."""
 
-    __slots__ = ("firm", "firm_due_ns", "patient", "patient_due_ns")
+    __slots__ = ("_participant", "firm", "firm_due_ns", "is_shared", "patient", "patient_due_ns")
 
     def __init__(self) -> None:
         self.firm: list[Queued] = []
         self.firm_due_ns: list[int] = []
         self.patient: list[Queued] = []
         self.patient_due_ns: list[int] = []
+        self.is_shared = False
+        """Whether several clients have sent requests, since it was empty last."""
+        self._participant = 0
 
     def __len__(self) -> int:
         return len(self.firm) + len(self.patient)
@@ -29,6 +32,10 @@ class Lane:
 
     def add(self, request: Queued, due_ns: int, is_firm: bool) -> None:
         """Nearly always at the end, as requests come nearly in order."""
+        if not self.firm and not self.patient:
+            self._participant, self.is_shared = request.participant, False
+        elif request.participant != self._participant:
+            self.is_shared = True
         requests, due = (self.firm, self.firm_due_ns) if is_firm else (self.patient, self.patient_due_ns)
         at = len(due) if not due or due[-1] <= due_ns else bisect_left(due, due_ns + 1)
         due.insert(at, due_ns)
@@ -45,19 +52,25 @@ class Lane:
 
     def feasible(self, end_ns: int) -> int:
         """How many may be in a batch that ends at `end_ns`."""
-        return len(self) - bisect_left(self.firm_due_ns, end_ns)
+        due = self.firm_due_ns
+        if not due or due[0] >= end_ns:
+            return len(due) + len(self.patient)
+        return len(due) + len(self.patient) - bisect_left(due, end_ns)
+
+    def firm_due_from(self, end_ns: int) -> int | None:
+        """When the first firm one is due that is not due before `end_ns`."""
+        due = self.firm_due_ns
+        at = bisect_left(due, end_ns) if due and due[0] < end_ns else 0
+        return due[at] if at < len(due) else None
 
     def pop_blocked(self, end_ns: int) -> list[Queued]:
         """Takes out those that a batch that ends at `end_ns` would be too late for."""
+        if not self.firm_due_ns or self.firm_due_ns[0] >= end_ns:
+            return []
         count = bisect_left(self.firm_due_ns, end_ns)
         blocked = self.firm[:count]
         del self.firm[:count], self.firm_due_ns[:count]
         return blocked
-
-    def first_due_ns(self, skip: int = 0) -> int | None:
-        """When the first is due, not counting the first `skip` firm ones. None if there is none."""
-        firsts = [due[at] for due, at in ((self.firm_due_ns, skip), (self.patient_due_ns, 0)) if at < len(due)]
-        return min(firsts) if firsts else None
 
     def in_order(self) -> Sequence[Queued]:
         """All of them by when they are due."""

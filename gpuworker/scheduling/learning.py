@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from gpuworker.scheduling.boundaries import best_boundaries, padding
+from gpuworker.scheduling.boundaries import BatchCost, best_boundaries, cost_ratio
 
 _FINEST = 4  # log2 of the narrowest bin
 _DIGITS = 7  # leading binary digits that tell wider bins apart: they are 1.6 % of their lengths at most
@@ -24,7 +24,7 @@ class BoundaryLearner:
     def __init__(self, k: int, *, max_length: int | None = None, half_life: int = 50_000, min_gain: float = 0.03, min_count: int = 1_000) -> None:
         """At most `k` boundaries, the last of them `max_length` (None: the longest length ever seen, rounded up to a bin).
 
-        min_gain: share of the padded tokens that new boundaries must save to be worth their graphs.
+        min_gain: share of the padded tokens (with a batch cost: of that cost) that new boundaries must save to be worth their graphs.
         min_count: requests, decayed, before anything is proposed.
         """
         if k < 1 or half_life < 1 or not 0 <= min_gain < 1 or min_count < 1:
@@ -49,8 +49,9 @@ class BoundaryLearner:
                 shift = _FINEST
             self._seen[(last >> shift) + ((shift - _FINEST) << _DIGITS - 1)] += 1
 
-    def propose(self, current: Sequence[int] = ()) -> tuple[int, ...] | None:
-        """Boundaries that are to replace `current`, or None where too little is known or they would save too little. Takes some 10 ms.
+    def propose(self, current: Sequence[int] = (), batch_cost: BatchCost | None = None) -> tuple[int, ...] | None:
+        """Boundaries that are to replace `current`, or None where too little is known or they would save too little. Takes some 10 ms. With `batch_cost`
+        batches are reckoned in, and how many boundaries there are is chosen too: give it wherever the run times are known.
 
         Less than min_gain is enough where `current` was learned from fewer requests, in proportion: so the first ones, of little data, are soon refined,
         and then stay. Any gain is enough if `current` was not learned here, and none is needed if there are none yet or they cannot hold what was seen.
@@ -60,9 +61,9 @@ class BoundaryLearner:
         if known < self.min_count:
             return None
         top = self.max_length or int(self._bin_ends[np.flatnonzero(self._absorbed)[-1]])
-        best = best_boundaries(lengths, weights, self.k, top)
+        best = best_boundaries(lengths, weights, self.k, top, batch_cost)
         if current and current[-1] >= top:
-            gain = 1 - padding(lengths, weights, best) / padding(lengths, weights, current)
+            gain = 1 - cost_ratio(lengths, weights, best, batch_cost) / cost_ratio(lengths, weights, current, batch_cost)
             if gain <= self.min_gain * min(1.0, self._learned_from / known):
                 return None
         self._learned_from = known

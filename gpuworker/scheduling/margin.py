@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 
 WINDOW = 128
 HIGHEST = 2.0
@@ -23,25 +23,37 @@ class Margin:
         self.value = 1.0
         self._miss_rate, self._step = miss_rate, step
         self._level = miss_rate
-        self._recent: deque[float] = deque()
+        self._recent: deque[tuple[float, Hashable]] = deque()
         self._sorted: list[float] = []
 
-    def observe(self, ratio: float, used: float) -> None:
-        """A batch took `ratio` times its prediction when the factor in use was `used`. What no factor could have covered is not looked at."""
+    def observe(self, ratio: float, used: float, of: Hashable = None) -> None:
+        """A batch, `of` some shape, took `ratio` times its prediction when the factor in use was `used`. What no factor could cover is not looked at."""
         if not ratio <= HIGHEST:
             return
-        self._level = min(0.5, max(0.0, self._level + self._step * (self._miss_rate - (ratio > used))))
+        has_missed = ratio > used
+        if has_missed or used > 1:  # at 1 it cannot go lower: a level that rose all the same would take long to come back when noise does
+            self._level = min(0.5, max(0.0, self._level + self._step * (self._miss_rate - has_missed)))
         if len(self._recent) == WINDOW:
-            del self._sorted[bisect_left(self._sorted, self._recent.popleft())]
-        self._recent.append(ratio)
+            del self._sorted[bisect_left(self._sorted, self._recent.popleft()[0])]
+        self._recent.append((ratio, of))
         insort(self._sorted, ratio)
-        rank = math.ceil((1 - self._level) * (len(self._sorted) + 1))
-        self.value = max(1.0, self._sorted[min(rank, len(self._sorted)) - 1])
+        self._update()
+
+    def restate(self, factor: float, of: Hashable) -> None:
+        """The prediction `of` some shape has been multiplied by `factor`: its ratios are to the new one from now on."""
+        self._recent = deque((ratio / factor if shape == of else ratio, shape) for ratio, shape in self._recent)
+        self._sorted = sorted(ratio for ratio, _ in self._recent)
+        self._update()
 
     def restart(self, ratios: Iterable[float]) -> None:
         """Forgets all ratios but these."""
         self._recent.clear()
         self._sorted.clear()
-        self.value = 1.0
+        self._update()
         for ratio in ratios:
             self.observe(ratio, ratio)
+
+    def _update(self) -> None:
+        rank = math.ceil((1 - self._level) * (len(self._sorted) + 1))
+        highest = self._sorted[min(rank, len(self._sorted)) - 1] if self._sorted else 1.0
+        self.value = min(HIGHEST, max(1.0, highest))

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 class KnownRunTimes:
     """RunTimes from a function cost_ns(size, length) that is non-decreasing in both: for simulations, and where a profile is to be trusted."""
 
+    learns = False
+
     def __init__(self, cost_ns: Callable[[int, int], int], max_batch_size: int) -> None:
         self.version = 0
         self._cost_ns, self._max_batch_size = cost_ns, max_batch_size

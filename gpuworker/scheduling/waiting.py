@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from gpuworker.scheduling.decision import Reason
 
@@ -43,29 +42,22 @@ class Arrivals:
         return max((now_ns - self._times_ns[0]) // known, 1) if known >= 2 else 0
 
 
-class Departure(NamedTuple):
-    """When a batch leaves that nobody joins, and why then."""
-
-    at_ns: int
-    reason: Reason
-
-
 def departure(
     count: int, oldest_ns: int, due_ns: int | None, run_ns: Sequence[int], max_wait_ns: int | None, arrivals: Arrivals | None, now_ns: int
-) -> Departure:
-    """The earliest of: the operator's cap, counted from the oldest's own enqueue time; the last instant at which one more still fits; the end of the wait's worth.
+) -> tuple[int, Reason]:
+    """When a batch leaves that nobody joins, and why then. The earliest of: the operator's cap, counted from the oldest's own enqueue time; the last instant at
+    which one more still fits; the end of the wait's worth.
 
     count: requests present, fewer than a batch may hold. due_ns: of the first with a budget. max_wait_ns: None for no cap. arrivals: None leaves the
     worth out of it (wait="until_deadline"). One request more never moves the first two terms later: the last instant comes earlier as the run gets longer.
     """
-    bounds = []
+    leaves_ns, reason = None, Reason.VALUE
     if arrivals is not None:
-        worth_ns = arrivals.worth_until_ns(count, run_ns)
-        if worth_ns is None:
-            return Departure(now_ns, Reason.VALUE)
-        bounds.append(Departure(worth_ns, Reason.VALUE))
-    if max_wait_ns is not None:
-        bounds.append(Departure(oldest_ns + max_wait_ns, Reason.AGE))
-    if due_ns is not None:
-        bounds.append(Departure(due_ns - run_ns[count + 1], Reason.BUDGET))
-    return min(bounds, default=Departure(now_ns, Reason.VALUE))
+        leaves_ns = arrivals.worth_until_ns(count, run_ns)
+        if leaves_ns is None:
+            return now_ns, reason
+    if max_wait_ns is not None and (leaves_ns is None or oldest_ns + max_wait_ns < leaves_ns):
+        leaves_ns, reason = oldest_ns + max_wait_ns, Reason.AGE
+    if due_ns is not None and (leaves_ns is None or due_ns - run_ns[count + 1] < leaves_ns):
+        leaves_ns, reason = due_ns - run_ns[count + 1], Reason.BUDGET
+    return now_ns if leaves_ns is None else leaves_ns, reason

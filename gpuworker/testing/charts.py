@@ -21,18 +21,20 @@ def chart(comparisons: Sequence[Comparison], budget_ns: int, path: str | Path) -
     figure = Figure(figsize=(12, 4.8), layout="constrained")
     FigureCanvasAgg(figure)
     against_load, within = figure.subplots(1, 2)
+    comparisons = sorted(comparisons, key=lambda comparison: comparison.load)
     loads = [comparison.load for comparison in comparisons]
     if all(comparison.best is not None for comparison in comparisons):
         requests = [len(next(iter(comparison.simulations.values())).requests) for comparison in comparisons]
         best = [100 * (comparison.best or 0) / count for comparison, count in zip(comparisons, requests, strict=True)]
         against_load.plot(loads, best, color="black", linestyle=":", marker="_", label="optimum")
-    highest = max(comparisons, key=lambda comparison: comparison.load)
+    highest = comparisons[-1]
     for name, simulation in highest.simulations.items():
+        line = {"label": name, "linewidth": 2.4 if name == "ours" else 1.2, "zorder": 3 if name == "ours" else 2}
         goodput = [100 * comparison.simulations[name].goodput for comparison in comparisons]
-        against_load.plot(loads, goodput, marker="o", markersize=4, linewidth=2.4 if name == "ours" else 1.2, label=name)
+        against_load.plot(loads, goodput, marker="o", markersize=4, **line)
         latency_ms = np.sort(simulation.latency_ns) / 1e6
         share = 100 * np.arange(1, len(latency_ms) + 1) / len(simulation.requests)
-        within.plot(latency_ms, share, linewidth=2.4 if name == "ours" else 1.2, label=name)
+        within.plot(latency_ms, share, **line)
     budget_ms = budget_ns / 1e6
     against_load.set(xlabel="load (1: full batches, all the time)", ylabel="answered in time, % of all requests", ylim=(0, 102), title="Goodput")
     within.axvline(budget_ms, color="black", linestyle=":", label="latency budget")

@@ -10,6 +10,7 @@ from typing import Any
 from gpuworker.scheduling import JointBudget, KnownRunTimes, Policy, Queued, RunTimes, Scheduler, SizeOrTimeout
 from gpuworker.scheduling.cost_model import CostModel
 from gpuworker.testing import rivals
+from gpuworker.testing.admission import ForecastAdmission
 from gpuworker.testing.costs import Cost
 from gpuworker.testing.optimum import optimum
 from gpuworker.testing.outcome import Simulation
@@ -32,6 +33,7 @@ class Setting:
     allowed_batch_sizes: tuple[int, ...] = ()
     late: str = "reject"
     wait: str = "auto"
+    admission: str = "auto"
     longest: int = 0
     noise: float = 0.0
     seed: int = 0
@@ -79,9 +81,11 @@ class Setting:
         return SIZE_TIMEOUT_MS if self.max_wait_ms is None else self.max_wait_ms
 
     def simulate(self, policy: str, requests: Sequence[Queued]) -> Simulation:
-        """Serves the requests under one of POLICIES."""
+        """Serves the requests under one of POLICIES. Only our own frontends forecast, and only where what is late is rejected."""
+        scheduler = POLICIES[policy](self)
+        forecasts = self.late == "reject" and self.admission != "off"
         return simulate(
-            POLICIES[policy](self),
+            scheduler,
             requests,
             self.cost_ns,
             budget_ns=self.budget_ns,
@@ -89,6 +93,7 @@ class Setting:
             allowed_batch_sizes=self.allowed_batch_sizes,
             noise=self.noise,
             seed=self.seed,
+            admit=ForecastAdmission(scheduler, self.admission) if forecasts and isinstance(scheduler, JointBudget) else None,
         )
 
     def optimum(self, requests: Sequence[Queued]) -> int | None:

@@ -38,4 +38,8 @@ def profile(path: str | Path, max_batch_size: int) -> Cost:
     model = CostModel(max(max_batch_size, *(size for size, _ in shapes)))
     for (size, length), run_ms in zip(shapes, measured.values(), strict=True):
         model.seed(size, length, [round(run_ms * 1e6)])
+    lengths = {length for _, length in shapes}
+    if len(lengths) == 1:  # nothing is known of what other lengths cost
+        (only,) = lengths
+        return lambda size, length: max(1, model.predicted(size, only))
     return lambda size, length: max(1, model.predicted(size, length))

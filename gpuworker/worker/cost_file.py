@@ -45,14 +45,14 @@ class CostFile:
         """What was saved for this handler on this device, or None."""
         try:
             path = self.path
-            text = _read(path) if path else None
+            data = _read(path) if path else None
         except (OSError, ValueError, RuntimeError) as error:
             log.warning("the run times saved for %s are not used: %s", self._handler_name, error)
             return None
-        if text is None:
+        if data is None:
             return None
         try:
-            return self._contents(json.loads(text))
+            return self._contents(json.loads(data))
         except (ValueError, RecursionError) as error:
             log.warning("the run times in %s are not used: %s", path, error)
             return None
@@ -107,18 +107,20 @@ def device_name() -> str:
     return platform.processor() or platform.machine() or "cpu"
 
 
-def _read(path: Path) -> str | None:
+def _read(path: Path) -> bytes | None:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO in its place must not stop us
     except FileNotFoundError:
         return None
-    with open(descriptor, "rb") as file:
+    try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise ValueError(f"{path} is not a file")
-        data = file.read(MOST_BYTES + 1)
+        data = os.read(descriptor, MOST_BYTES + 1)
+    finally:
+        os.close(descriptor)
     if len(data) > MOST_BYTES:
         raise ValueError(f"{path} is larger than {MOST_BYTES} bytes")
-    return data.decode()
+    return data
 
 
 def _write(path: Path, text: str) -> None:

@@ -35,7 +35,7 @@ class WorkerOptions:
     admission: str = "auto"
     """Whether clients ask a forecast before they send: "off", "on" (a request that would be late overflows at once, see on_full) or "auto" (where the budget
     is at least two full batches long, as with less a forecast turns away too much)."""
-    target_miss_rate: float = 0.05
+    target_miss_rate: float = 0.1
     """Share of batches that may run longer than predicted: the prediction's margin is tuned to it."""
     cost_file: str = "auto"
     """Where learned run times are kept for the next start: a path, "off", or "auto" (in ~/.cache/gpuworker, one per handler and device)."""

@@ -56,6 +56,7 @@ class ScheduledLine:
         self._uses_lengths = learns or bool(boundaries or options.max_batch_tokens or options.max_length)
         self._proposed: tuple[int, ...] | None = None
         self._published: object = None
+        self._forecasts = False
         self._ticks = 0
         self._handler: Handler | None = None
         self._warm_start: Any = None
@@ -152,21 +153,21 @@ class ScheduledLine:
         self._scheduler.observe(run.batch or (), began_ns, ended_ns)
 
     def _publish(self, now_ns: int) -> None:
-        port, buckets = self._port, self._scheduler.buckets[: lib.GW_LANES]
+        port, lanes = self._port, self._scheduler.lanes(now_ns)
         state = (self._costs.version, self._scheduler.boundaries)
         if state != self._published:
             self._published = state
-            for i, bucket in enumerate(buckets):
-                lib.gw_publish_lane(port, i, bucket.length, bucket.cap, bucket.run_ns[1], bucket.run_ns[bucket.cap])
-            lib.gw_publish_lanes(port, len(buckets))
-        for i, bucket in enumerate(buckets):
-            lib.gw_publish_queue(port, i, len(bucket), bucket.arrivals.gap_ns(now_ns), lib.gw_arrived(port, i))
+            for i, lane in enumerate(lanes):
+                lib.gw_publish_lane(port, i, lane.length, lane.cap, lane.run_one_ns, lane.run_full_ns)
+            lib.gw_publish_lanes(port, len(lanes))
+        for i, lane in enumerate(lanes):
+            lib.gw_publish_queue(port, i, lane.queued, lane.gap_ns, lib.gw_arrived(port, i))
 
     def tick(self) -> None:
         """Learns boundaries, and keeps what was learned for the next start."""
         self._ticks += 1
         if self._learner is not None and self._ticks % LEARN_TICKS == 0 and self._proposed is None:
-            self._proposed = self._learner.propose(self._scheduler.boundaries)
+            self._proposed = self._learner.propose(self._scheduler.boundaries, self._scheduler.batch_cost(time.monotonic_ns()))
 
     def close(self) -> None:
         """See Line.close."""
