@@ -4,6 +4,7 @@
 #define _GNU_SOURCE
 #include "ring.h"
 
+#define GW_ROOM_BATCHES 4
 #define GW_PROBE_AFTER_NS 1000000000ull
 #define WRITE(p, v) atomic_store_explicit((p), (v), memory_order_relaxed)
 
@@ -50,10 +51,10 @@ int gw_is_late(const gw_port *port, uint64_t terms, gw_forecast *out) {
     uint64_t full = GW_PEEK(&lane->run_full_ns), gap = GW_PEEK(&lane->gap_ns), size = ahead + 1 + (gap ? wait / gap : 0);
     uint64_t estimated = wait + run_ns(lane, size < my_cap ? size : my_cap, my_cap);
     if (out) *out = (gw_forecast){estimated, budget, depth};
-    /* With less room than two full batches whether a request is in time depends on who else comes: there a forecast turns away more than it saves. */
+    /* With less room than that, whether a request is in time depends on who else comes: there a forecast turns away too many. */
     uint64_t ran = GW_PEEK(&h->ran_ns);
     if (now > ran && now - ran >= GW_PROBE_AFTER_NS) return 0; /* let some through: the forecast may be what is wrong */
-    return full && estimated > budget && (h->admission == GW_ADMIT_IN_TIME || budget >= 2 * full);
+    return full && estimated > budget && (h->admission == GW_ADMIT_IN_TIME || budget >= GW_ROOM_BATCHES * full);
 }
 
 void gw_count_arrival(gw_port *port, uint64_t terms) {

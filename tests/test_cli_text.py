@@ -58,6 +58,8 @@ def stats(**changes):
         name="embed", state="serving", owner_pid=4321, owner_alive=True, uptime_s=192.0, heartbeat_age_s=0.05, batch_running_s=0.0, capacity=256,
         slots_in_use=0, clients=(), submitted=0, completed=0, failed=0, cancelled=0, expired=0, rejected=0, fallbacks=0, abandoned=0,
         reaped_clients=0, reaped_slots=0, requeued=0, late_wakes=0, owner_spins=0, owner_parks=0,
+        on_time=0, late=0, rejected_late=0, rejected_forecast=0, goodput=0.0, predicted_batches=0, predicted_run_ms=0.0, observed_run_ms=0.0,
+        overruns=0, tokens=0, padded_tokens=0, padding=0.0,
         batches=0, mean_batch_size=0.0, batch_sizes={}, dispatch_reasons={},
         claim_wait=nothing, queue_wait=nothing, batch_wait=nothing, run=nothing, wake=nothing, handler="app.model:Embed",
         options={"max_batch_size": 32}, supervisor_pid=4320, alive=True, restarts=0, reloads=0, note="",

@@ -87,10 +87,10 @@ def test_requests_published_since_the_owner_looked_count(segment):
 
 @pytest.mark.parametrize(
     ("admission", "budget_ms", "is_late"),
-    [("off", 1, False), ("on", 1, True), ("on", 300, True), ("auto", 1, False), ("auto", 199, False), ("auto", 200, True), ("auto", 1000, False)],
+    [("off", 1, False), ("on", 1, True), ("on", 300, True), ("auto", 1, False), ("auto", 399, False), ("auto", 400, True), ("auto", 1000, False)],
 )
 def test_when_a_forecast_counts(segment, admission, budget_ms, is_late):
-    """auto: only where the budget is two full batches or more (100 ms each here; five of them are queued)."""
+    """auto: only where the budget is four full batches or more (100 ms each here; five of them are queued)."""
     modes = {"off": lib.GW_ADMIT_ALL, "on": lib.GW_ADMIT_IN_TIME, "auto": lib.GW_ADMIT_AUTO}
     publish(segment.port, [LaneView(0, 3, 5 * MS, 100 * MS, 0, 15)], modes[admission])
     assert ask(segment.port, budget_ms * MS)[2] == is_late

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import textwrap
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpuworker.cli.target import condition
-from gpuworker.cli.text import bar, count, rate, span, table
+from gpuworker.cli.text import WIDTH, bar, count, rate, span, table
 from gpuworker.segment.stats import Histogram, Stats
 
 COUNTERS = (
     ("submitted", "completed"), ("rejected", "failed"), ("expired", "cancelled"), ("fallbacks", "abandoned"), ("requeued", "reaped_clients"),
 )  # fmt: skip
+BUDGET_COUNTERS = (("on_time", "rejected_forecast"), ("late", "rejected_late"))
 STAGES = {
     "claim_wait": "for a free slot",
     "queue_wait": "for the owner to see it",
@@ -19,7 +22,9 @@ STAGES = {
     "run": "run_batch",
     "wake": "for its caller to run again",
 }
-LABELS = {"reaped_clients": "dead clients"}
+LABELS = {
+    "reaped_clients": "dead clients", "on_time": "on time", "rejected_forecast": "rejected at enqueue", "rejected_late": "given up while queued"
+}  # fmt: skip
 MAX_SIZE_ROWS, MAX_CLIENT_ROWS = 10, 8
 BAR_WIDTH = 36
 
@@ -36,13 +41,24 @@ class Interval:
         """None where the two do not belong together: another owner, or a new segment."""
         if before.owner_pid != now.owner_pid or now.submitted < before.submitted or now.batches < before.batches or elapsed_s <= 0:
             return None
-        change: dict[str, Any] = {name: max(getattr(now, name) - getattr(before, name), 0) for row in COUNTERS for name in row}
+        counters = [name for row in (*COUNTERS, *BUDGET_COUNTERS) for name in row] + ["predicted_batches", "overruns", "tokens", "padded_tokens"]
+        change: dict[str, Any] = {name: max(getattr(now, name) - getattr(before, name), 0) for name in counters}
         batches = now.batches - before.batches
         answered = change["completed"] + change["failed"] + change["abandoned"]
         change |= {stage: later(getattr(now, stage), getattr(before, stage)) for stage in STAGES}
         change |= {name: less(getattr(now, name), getattr(before, name)) for name in ("batch_sizes", "dispatch_reasons")}
         change |= {"batches": batches, "mean_batch_size": answered / batches if batches else 0.0}
+        for name in ("predicted_run_ms", "observed_run_ms"):
+            total_ms = getattr(now, name) * now.predicted_batches - getattr(before, name) * before.predicted_batches
+            change[name] = max(total_ms, 0.0) / change["predicted_batches"] if change["predicted_batches"] else 0.0
+        change["goodput"] = change["on_time"] / (with_budget(change) or 1)
+        change["padding"] = change["padded_tokens"] / change["tokens"] if change["tokens"] else 0.0
         return cls(elapsed_s, dataclasses.replace(now, **change))
+
+
+def with_budget(counts: Mapping[str, Any]) -> int:
+    """Requests that had a latency budget, and have ended."""
+    return int(sum(counts[name] for row in BUDGET_COUNTERS for name in row))
 
 
 def less(now: dict[str, int], before: dict[str, int]) -> dict[str, int]:
@@ -64,8 +80,9 @@ def lines(stats: Stats, recent: Interval | None = None) -> list[str]:
     return [
         *heading(stats), "",
         "requests", *requests(stats, recent), "",
+        *budget(stats, recent),
         f"waits{since}", *waits(shown), "",
-        f"batches{since}: {batches(shown, recent)}", *reasons(shown), *sizes(shown), "",
+        f"batches{since}: {batches(shown, recent)}", *reasons(shown), *predictions(shown), *sizes(shown), "",
         f"slots: {stats.slots_in_use} of {stats.capacity} in use by {count(len(stats.clients), 'client process', 'client processes')}",
         *occupancy(stats),
     ]  # fmt: skip
@@ -97,15 +114,42 @@ def last_sign(stats: Stats) -> str:
 
 def requests(stats: Stats, recent: Interval | None) -> list[str]:
     """Counts by outcome, two to a line; what never happened and rarely does is left out."""
+    shown = [pair for pair in COUNTERS if pair not in COUNTERS[3:] or any(getattr(stats, name) for name in pair)]
+    return counters(shown, stats, recent)
+
+
+def counters(pairs: Sequence[tuple[str, str]], stats: Stats, recent: Interval | None) -> list[str]:
+    """Two counts to a line, with their rates."""
     rows = []
-    for pair in COUNTERS:
-        if pair not in COUNTERS[3:] or any(getattr(stats, name) for name in pair):
-            cells: list[str] = []
-            for name in pair:
-                per_s = rate(getattr(recent.stats, name) / recent.elapsed_s) if recent else ""
-                cells += [LABELS.get(name, name), f"{getattr(stats, name):,}", per_s, ""]
-            rows.append(cells[:-1])
+    for pair in pairs:
+        cells: list[str] = []
+        for name in pair:
+            per_s = rate(getattr(recent.stats, name) / recent.elapsed_s) if recent else ""
+            cells += [LABELS.get(name, name), f"{getattr(stats, name):,}", per_s, ""]
+        rows.append(cells[:-1])
     return table(rows, "<>><<>>", "  ")
+
+
+def budget(stats: Stats, recent: Interval | None) -> list[str]:
+    """How many were in time, and what became of the others; nothing where no request has a latency budget."""
+    shown = recent.stats if recent else stats
+    budget_ms = stats.options.get("latency_budget_ms")
+    if not isinstance(budget_ms, (int, float)):
+        return []
+    since = f" in the last {span(recent.elapsed_s)}" if recent else ""
+    share = f"{shown.goodput:.1%} on time" if with_budget(vars(shown)) else "no answers yet" if not recent else "no answers"
+    return [f"latency budget of {span(budget_ms / 1e3)}{since}: {share}", *counters(BUDGET_COUNTERS, stats, recent), ""]
+
+
+def predictions(stats: Stats) -> list[str]:
+    """How well run times were predicted, and what padding cost; what is not used is left out."""
+    found = []
+    if stats.predicted_batches:
+        predicted, observed = span(stats.predicted_run_ms / 1e3), span(stats.observed_run_ms / 1e3)
+        found.append(f"  ran {observed}, predicted {predicted}; {stats.overruns / stats.predicted_batches:.1%} took longer than predicted")
+    if stats.padding:
+        found.append(f"  padding: {stats.padding:.3g} tokens were run for each real one")
+    return found
 
 
 def waits(stats: Stats) -> list[str]:
@@ -131,7 +175,7 @@ def reasons(stats: Stats) -> list[str]:
     """Why batches left, the commonest reason first."""
     total = sum(stats.dispatch_reasons.values())
     why = [f"{reason} {n / total:.0%}" for reason, n in sorted(stats.dispatch_reasons.items(), key=lambda item: -item[1]) if n]
-    return [f"  left because: {', '.join(why)}"] if why else []
+    return textwrap.wrap(f"  left because: {', '.join(why)}", WIDTH, subsequent_indent=" " * 16) if why else []
 
 
 def sizes(stats: Stats) -> list[str]:

@@ -270,6 +270,6 @@ def draw(path: str, setting: Setting, comparisons: Sequence[Comparison]) -> None
     try:
         chart(comparisons, setting.budget_ns, path)
     except ImportError:
-        raise CommandError("--png needs matplotlib: pip install 'gpuworker[bench]'") from None
+        raise CommandError("--png needs matplotlib: pip install 'gpuworker[plot]'") from None
     except OSError as error:
         raise CommandError(f"--png: {error}") from None

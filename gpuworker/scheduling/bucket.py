@@ -14,14 +14,14 @@ from gpuworker.scheduling.waiting import Arrivals, departure
 
 class Bucket:
     """Requests that are padded to `length`, at most `cap` in a batch; by priority, and then by when they are due. With length 0 lengths are not used, unless
-    `max_tokens` is given: then a batch is padded to its longest request, and that times its size is bounded.
+    `max_tokens` is given: then a batch is padded to its longest request, and that times its size is bounded. Where due times are not `firm` nothing is too late.
 
     `plan` sets what it would run now: `size` requests, in `planned_ns`; when they `leave_ns` if nobody else asks, and the `reason`; when the first of them would
     be missed, `latest_start_ns`; and its priority, `level`. `served_ns`: when its last batch left.
     """
 
-    def __init__(self, length: int, cap: int, run_times: RunTimes, max_tokens: int | None = None) -> None:
-        self.length, self.cap, self._run_times = length, cap, run_times
+    def __init__(self, length: int, cap: int, run_times: RunTimes, firm: bool, max_tokens: int | None = None) -> None:
+        self.length, self.cap, self.firm, self._run_times = length, cap, firm, run_times
         self._max_tokens = max_tokens if not length else None
         self.run_ns = run_times.table(length)
         """Predicted run time by batch size."""
@@ -42,13 +42,13 @@ class Bucket:
             yield from lane
         yield from self.overdue
 
-    def add(self, request: Queued, due_ns: int, is_firm: bool) -> None:
+    def add(self, request: Queued, due_ns: int) -> None:
         """Queues it."""
         lane = self._lanes.get(request.priority)
         if lane is None:
             lane = self._lanes[request.priority] = Lane()
             self._order = sorted(self._lanes, reverse=True)
-        lane.add(request, due_ns, is_firm)
+        lane.add(request, due_ns)
 
     def discard(self, ticket: int) -> bool:
         """Takes one out. False if it is not there."""
@@ -65,41 +65,48 @@ class Bucket:
 
     def plan(self, now_ns: int, max_wait_ns: int | None, uses_worth: bool) -> None:
         """What to run if it were this bucket's turn: see above. `size` is 0 when nothing is queued, or nothing can be in time any more."""
-        if len(self._order) == 1 and self._plan_simply(self._lanes[self._order[0]], now_ns):
+        if len(self._order) > 1:
+            self._lanes = {level: lane for level, lane in self._lanes.items() if lane} or {0: Lane()}
+            self._order = sorted(self._lanes, reverse=True)
+        starts_ns = now_ns if self.firm else -NEVER_NS  # a batch that has ended long ago is too late for nobody
+        if len(self._order) == 1 and self._plan_simply(self._lanes[self._order[0]], now_ns, starts_ns):
             return
         lanes = [self._lanes[level] for level in self._order]
         cap = self.cap if self._max_tokens is None else self._token_cap(lanes, self._max_tokens)
-        self._shares = shares = select(lanes, now_ns, self.run_ns, cap)
-        self.size = size = shares[0].size if len(shares) == 1 else sum([share.size for share in shares])
+        self._shares = shares = select(lanes, starts_ns, self.run_ns, cap)
+        self.size = size = sum([share.size for share in shares])
         if not size:
             return
-        self.planned_ns = run_ns = self.run_ns[size]
-        self.leave_ns, self.reason = now_ns, Reason.FULL
-        first_ns = firm_ns = NEVER_NS
-        queued, is_blocked = 0, False
-        for level, lane, share in zip(reversed(self._order), reversed(lanes), reversed(shares), strict=True):
-            queued += len(lane)
-            is_blocked = is_blocked or (bool(lane.firm_due_ns) and lane.firm_due_ns[0] < share.end_ns)
-            if not share.size:
-                continue
-            self.level = level
-            due_ns = lane.firm_due_from(share.end_ns)
-            if due_ns is not None and due_ns < first_ns:
-                first_ns = firm_ns = due_ns
-            if lane.patient_due_ns and lane.patient_due_ns[0] < first_ns:
-                first_ns = lane.patient_due_ns[0]
-        self.latest_start_ns = first_ns - run_ns
-        if is_blocked:
+        self.planned_ns, self.leave_ns, self.reason = self.run_ns[size], now_ns, Reason.FULL
+        self.level = next(level for level, share in zip(self._order, shares, strict=True) if share.size)
+        firsts = [lane.first_due_from(share.end_ns) for lane, share in zip(lanes, shares, strict=True) if share.size]
+        first_ns = min([due_ns for due_ns in firsts if due_ns is not None])
+        self.latest_start_ns = first_ns - self.planned_ns
+        if any(lane.due_ns and lane.due_ns[0] < share.end_ns for lane, share in zip(lanes, shares, strict=True)):
             self.reason = Reason.OVERLOAD
-        elif size < cap and size == queued:
-            oldest_ns = min([one.enqueue_ns for lane in lanes for one in (*lane.firm[:1], *lane.patient[:1])])
-            due = firm_ns if firm_ns != NEVER_NS else None
-            self.leave_ns, self.reason = departure(size, oldest_ns, due, self.run_ns, max_wait_ns, self.arrivals if uses_worth else None, now_ns)
+        elif size < cap and size == len(self):
+            oldest_ns = min([lane.requests[0].enqueue_ns for lane in lanes if lane])
+            arrivals = self.arrivals if uses_worth else None
+            self.leave_ns, self.reason = departure(size, oldest_ns, first_ns if self.firm else None, self.run_ns, max_wait_ns, arrivals, now_ns)
+
+    def _plan_simply(self, lane: Lane, now_ns: int, starts_ns: int) -> bool:
+        """What nearly always holds under load, and is asked of every bucket for every batch: a full batch, and nobody in its way. False: plan it properly."""
+        due = lane.due_ns
+        if not due:
+            self.size = 0
+            return True
+        run_ns = self.run_ns[self.cap]
+        if len(due) < self.cap or due[0] < starts_ns + run_ns or self._max_tokens is not None:
+            return False
+        self.size, self.planned_ns, self.leave_ns, self.reason, self.level = self.cap, run_ns, now_ns, Reason.FULL, self._order[0]
+        self.latest_start_ns = due[0] - run_ns
+        self._shares = (Share(self.cap, starts_ns + run_ns),)
+        return True
 
     def _token_cap(self, lanes: Sequence[Lane], max_tokens: int) -> int:
         """How many of the first requests fit the token budget, at least one; sets what batches of their length take."""
         count = longest = 0
-        for request in (request for lane in lanes for request in lane.in_order()):
+        for request in (request for lane in lanes for request in lane):
             longer = max(longest, request.length)
             if count == self.cap or (count and longer * (count + 1) > max_tokens):
                 break
@@ -107,56 +114,41 @@ class Bucket:
         self.run_ns = self._run_times.table(coarse(longest))
         return count
 
-    def _plan_simply(self, lane: Lane, now_ns: int) -> bool:
-        """What nearly always holds under load, and is asked of every bucket for every batch: a full batch, and nobody in its way. False: plan it properly."""
-        due = lane.firm_due_ns
-        if not due and not lane.patient:
-            self.size = 0
-            return True
-        if self._max_tokens is not None:
-            return False
-        run_ns = self.run_ns[self.cap]
-        if len(due) < self.cap or due[0] < now_ns + run_ns or lane.patient:
-            return False
-        self.size, self.planned_ns, self.leave_ns, self.reason, self.level = self.cap, run_ns, now_ns, Reason.FULL, self._order[0]
-        self.latest_start_ns = due[0] - run_ns
-        self._shares = (Share(self.cap, now_ns + run_ns),)
-        return True
-
-    def take(self, is_fair: bool, due_ns: Callable[[Queued], tuple[int, bool]]) -> tuple[list[Queued], list[Queued]]:
+    def take(self, is_fair: bool, due_ns: Callable[[Queued], int]) -> tuple[list[Queued], list[Queued]]:
         """Takes what was planned out of the queue. -> the batch, and those that stood in its way."""
         batch: list[Queued] = []
         blocked: list[Queued] = []
         for level, share in zip(self._order, self._shares, strict=True):
             lane = self._lanes[level]
-            blocked += lane.pop_blocked(share.end_ns)
-            queue = lane.in_order()
-            chosen = fair_front(queue, share.size) if is_fair and lane.is_shared else list(queue[: share.size])
+            blocked += lane.pop_before(share.end_ns)
+            chosen = fair_front(lane.requests, share.size) if is_fair and lane.is_shared else lane.requests[: share.size]
             lane.remove(chosen)
             batch += chosen
         while self._max_tokens is not None and len(batch) > 1 and len(batch) * longest(batch) > self._max_tokens:
             postponed = batch.pop()  # the first ones were in others' way, so these are not those that were counted
-            self.add(postponed, *due_ns(postponed))
+            self.add(postponed, due_ns(postponed))
         return batch, blocked
 
     def take_endangered(self, batch: list[Queued], end_ns: int, limit_ns: int, ends_ns: Callable[[int], int]) -> int:
         """Moves into `batch`, of a longer bucket, those of ours that would be too late once it has ended at `end_ns` and can be in time in it, without making it
         end later than `limit_ns`. ends_ns(n): when n would end. -> the new limit. Padding up is always allowed."""
         for lane in self._lanes.values():
-            while lane.firm and lane.firm_due_ns[0] - self.run_ns[1] < end_ns:
-                limit = min(limit_ns, lane.firm_due_ns[0])
+            while lane.requests and lane.due_ns[0] - self.run_ns[1] < end_ns:
+                limit = min(limit_ns, lane.due_ns[0])
                 if ends_ns(len(batch) + 1) > limit:
                     break
                 limit_ns = limit
-                batch.append(lane.firm[0])
-                lane.remove(lane.firm[:1])
+                batch.append(lane.requests.pop(0))
+                del lane.due_ns[0]
         return limit_ns
 
     def pop_late(self, end_ns: int) -> list[Queued]:
-        """Takes out those whose answer is due before `end_ns`."""
+        """Takes out those whose answer is due before `end_ns`, where that is firm."""
+        if not self.firm:
+            return []
         if len(self._order) == 1:
-            return self._lanes[self._order[0]].pop_blocked(end_ns)
-        return [request for lane in self._lanes.values() for request in lane.pop_blocked(end_ns)]
+            return self._lanes[self._order[0]].pop_before(end_ns)
+        return [request for lane in self._lanes.values() for request in lane.pop_before(end_ns)]
 
 
 def longest(batch: Sequence[Queued]) -> int:

@@ -36,7 +36,7 @@ def select(lanes: Sequence[Lane], now_ns: int, run_ns: Sequence[int], cap: int) 
         shares.append(Share(size, end_ns))
         if size:
             taken += size
-            if (due_ns := lane.firm_due_from(end_ns)) is not None and due_ns < limit_ns:
+            if (due_ns := lane.first_due_from(end_ns)) is not None and due_ns < limit_ns:
                 limit_ns = due_ns
     return shares
 

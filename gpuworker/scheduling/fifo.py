@@ -37,8 +37,8 @@ class Fifo:
                 return decision
             decision = Run(len(self._queue), Reason.DRAIN, rejected=decision.rejected)
         batch = self._queue[: decision.size] if decision.batch is None else decision.batch
-        self._remove(batch)
         self._remove(decision.rejected)
+        self._remove(batch)
         return decision._replace(batch=batch)
 
     def observe(self, batch: Sequence[Queued], started_ns: int, ended_ns: int) -> None:

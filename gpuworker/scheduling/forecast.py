@@ -9,6 +9,10 @@ PROBE_AFTER_NS = 1_000_000_000
 """When nothing has run for so long, requests are let through whatever the forecast says: it may be what is wrong."""
 
 
+ROOM_BATCHES = 4
+"""With a budget below so many full batches, whether a request is in time depends on who else comes: there a forecast turns away too many."""
+
+
 class LaneView(NamedTuple):
     """A length bucket as its owner publishes it. `length`: longest request; `cap`: most in a batch; `run_one_ns`, `run_full_ns`: predicted run of a batch of
     1 and of `cap`; `gap_ns`: mean time between arrivals, 0 = unknown; `queued`: requests."""
@@ -39,7 +43,7 @@ def forecast(lanes: Sequence[LaneView], length: int, budget_ns: int, busy_ns: in
     """For a request of `length` with `budget_ns`, while the device is busy for another `busy_ns`; the last batch began `idle_ns` ago.
 
     Before its batch go the running one, all full batches and what is left of other buckets. Those that will have come until then are in its batch. With a
-    budget below two full batches, whether it is in time depends on who else comes: there it is turned away only if `always`.
+    budget below ROOM_BATCHES full batches it is turned away only if `always`.
     """
     mine = next((i for i, lane in enumerate(lanes) if lane.length >= length), len(lanes) - 1)
     wait_ns = max(busy_ns, 0)
@@ -51,5 +55,5 @@ def forecast(lanes: Sequence[LaneView], length: int, budget_ns: int, busy_ns: in
     lane = lanes[mine]
     size = lane.queued % lane.cap + 1 + (wait_ns // lane.gap_ns if lane.gap_ns else 0)
     estimated_ns = wait_ns + lane.run_ns(min(size, lane.cap))
-    may_turn_away = idle_ns < PROBE_AFTER_NS and lane.run_full_ns > 0 and (always or budget_ns >= 2 * lane.run_full_ns)
+    may_turn_away = idle_ns < PROBE_AFTER_NS and lane.run_full_ns > 0 and (always or budget_ns >= ROOM_BATCHES * lane.run_full_ns)
     return Forecast(estimated_ns, sum(lane.queued for lane in lanes), may_turn_away and estimated_ns > budget_ns)

@@ -8,20 +8,20 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from gpuworker.scheduling.boundaries import BatchCost
 from gpuworker.scheduling.bucket import Bucket, coarse, longest
 from gpuworker.scheduling.decision import Decision, Queued, Reason, Run, RunTimes, Wait
 from gpuworker.scheduling.feasible import NEVER_NS
-from gpuworker.scheduling.forecast import PROBE_AFTER_NS, LaneView
+from gpuworker.scheduling.forecast import PROBE_AFTER_NS
+from gpuworker.scheduling.urgency import most_urgent
 
 
 class JointBudget:
     """See Scheduler. A bucket's batch is the largest that is feasible as a whole (feasible.py); it may wait for company (waiting.py); among buckets the one goes
     whose first request would be missed first (least laxity). Requests that cannot be in time are rejected, or served last (late="serve").
 
-    run_times: predicted run times. budget_ns: from enqueue to answer; None: only requests that bring their own have one. max_wait_ns: cap of the wait; None: none.
-    wait: "auto" or "until_deadline". length_buckets: ascending boundaries; a request longer than the last belongs to the last. max_batch_tokens bounds
-    requests * padded length. allowed_batch_sizes: what batches are padded to. priority_ageing_ns: see Bucket.promote; 0: priorities never change.
+    run_times: predicted run times. budget_ns: from enqueue to answer, for requests that do not bring their own; None: no request has one. max_wait_ns: cap of
+    the wait; None: none. wait: "auto" or "until_deadline". length_buckets: ascending boundaries; a request longer than the last belongs to the last.
+    max_batch_tokens bounds requests * padded length. allowed_batch_sizes: what batches are padded to. priority_ageing_ns: see Bucket.promote; 0: never.
     """
 
     def __init__(
@@ -53,16 +53,17 @@ class JointBudget:
         """Goes over to other length buckets; what is queued moves with it."""
         queued = [request for bucket in self.buckets for request in bucket]
         self.boundaries = tuple(boundaries)
-        self.buckets = [Bucket(length, self._cap(length), self.run_times, self._max_batch_tokens) for length in self.boundaries or (0,)]
+        firm = self.budget_ns is not None
+        self.buckets = [Bucket(length, self._cap(length), self.run_times, firm, self._max_batch_tokens) for length in self.boundaries or (0,)]
         self._version: int | None = None
         self._refresh()
         for request in sorted(queued, key=lambda one: one.enqueue_ns):
             self.add(request)
 
     def _cap(self, length: int) -> int:
-        return (
-            self._max_batch_size if not self._max_batch_tokens or not length else max(1, min(self._max_batch_size, self._max_batch_tokens // length))
-        )
+        if not self._max_batch_tokens or not length:
+            return self._max_batch_size
+        return max(1, min(self._max_batch_size, self._max_batch_tokens // length))
 
     def _refresh(self) -> None:
         if self._version != self.run_times.version:
@@ -81,32 +82,15 @@ class JointBudget:
         """See Scheduler.add."""
         bucket = self.bucket_of(request.length)
         bucket.arrivals.add(request.enqueue_ns)
-        due_ns, is_firm = self.due_ns(request)
-        bucket.add(request, due_ns if is_firm else due_ns + bucket.run_ns[bucket.cap], is_firm)
+        bucket.add(request, self.due_ns(request))
 
-    def due_ns(self, request: Queued) -> tuple[int, bool]:
-        """When its answer has to be there, and True; or when it may leave at last, and False."""
-        budget_ns = request.budget_ns or self.budget_ns
-        if budget_ns is None:
-            return request.enqueue_ns + (self.max_wait_ns or 0), False
-        due_ns = request.enqueue_ns + budget_ns
-        return (min(due_ns, request.deadline_ns) if request.deadline_ns else due_ns), True
-
-    def lanes(self, now_ns: int) -> list[LaneView]:
-        """What a frontend needs to know for a forecast."""
-        return [
-            LaneView(one.length, one.cap, one.run_ns[1], one.run_ns[one.cap], one.arrivals.gap_ns(now_ns), len(one)) for one in self.buckets
-        ]  # fmt: skip
-
-    def batch_cost(self, now_ns: int) -> BatchCost | None:
-        """What boundaries are to be learned for, as far as it is known: see BatchCost. May be asked by another thread."""
-        bucket = self.buckets[-1]
-        one_ns, full_ns, length = bucket.run_ns[1], bucket.run_ns[bucket.cap], bucket.length
-        token_ns = (full_ns - one_ns) / max((bucket.cap - 1) * length, 1)
-        rate = sum(1 / gap_ns for one in self.buckets if (gap_ns := one.arrivals.gap_ns(now_ns)))
-        if not self.budget_ns or not rate or token_ns <= 0 or one_ns <= token_ns * length:
-            return None
-        return BatchCost((one_ns - token_ns * length) / token_ns, rate * self.budget_ns, self._max_batch_size)
+    def due_ns(self, request: Queued) -> int:
+        """When its answer has to be there; without a budget, when it is to be there as far as that is possible."""
+        if self.budget_ns is None:
+            bucket = self.bucket_of(request.length)
+            return request.enqueue_ns + (self.max_wait_ns or 0) + bucket.run_ns[bucket.cap]
+        due_ns = request.enqueue_ns + (request.budget_ns or self.budget_ns)
+        return min(due_ns, request.deadline_ns) if request.deadline_ns else due_ns
 
     def discard(self, ticket: int) -> None:
         """See Scheduler.discard."""
@@ -137,7 +121,7 @@ class JointBudget:
             return self._probe(hopeless, now_ns)
         for bucket, late in hopeless:
             rejected += self._give_up(bucket, late)
-        chosen = _urgent(runnable, now_ns, may_wait, self._fair_share)
+        chosen = most_urgent(runnable, now_ns, may_wait, self._fair_share)
         if chosen is not None:
             return self._run(chosen, now_ns, rejected)
         late_run = None if runnable else self._late()
@@ -152,7 +136,7 @@ class JointBudget:
         if blocked:
             rejected += self._give_up(bucket, blocked)
         end_ns = now_ns + bucket.planned_ns
-        if len(batch) < bucket.cap and bucket is not self.buckets[0]:
+        if bucket.firm and len(batch) < bucket.cap and bucket is not self.buckets[0]:
             end_ns = now_ns + self._merge_upward(bucket, batch, now_ns)
         for other in self.buckets:
             if late := other.pop_late(end_ns):
@@ -163,7 +147,7 @@ class JointBudget:
     def _merge_upward(self, bucket: Bucket, batch: list[Queued], now_ns: int) -> int:
         """Fills a batch up with requests of shorter buckets that would be missed otherwise. -> how long it takes now."""
         run_ns, cap = bucket.run_ns, bucket.cap
-        limit_ns = min([due_ns for due_ns, is_firm in map(self.due_ns, batch) if is_firm], default=NEVER_NS)
+        limit_ns = min(map(self.due_ns, batch))
         end_ns = now_ns + run_ns[len(batch)]
         for shorter in self.buckets[: self.buckets.index(bucket)]:
             limit_ns = shorter.take_endangered(batch, end_ns, limit_ns, lambda n: now_ns + run_ns[n] if n <= cap else NEVER_NS + 1)
@@ -194,23 +178,3 @@ class JointBudget:
             size -= 1
         batch = [bucket.overdue.popleft() for _ in range(size)]
         return Run(size, Reason.LATE, batch, (), bucket.length, bucket.run_ns[size])
-
-
-def _urgent(buckets: Sequence[Bucket], now_ns: int, may_wait: bool, is_fair: bool) -> Bucket | None:
-    """Of the buckets whose time has come the one whose first request would be missed first. It lets another go before it whose first would be missed
-    meanwhile, if it can afford to; and to be fair, if it has run more recently: a flood is always the most urgent."""
-    ready = [bucket for bucket in buckets if bucket.leave_ns <= now_ns or not may_wait]
-    if len(buckets) < 2 or not ready:
-        return ready[0] if ready else None
-    best = min(ready, key=_urgency)
-    end_ns = now_ns + best.planned_ns
-    for other in buckets:
-        if other.latest_start_ns < end_ns and other is not best and other.level >= best.level:
-            can_afford = best.latest_start_ns >= now_ns + other.planned_ns
-            if can_afford or (is_fair and other.served_ns < best.served_ns):
-                return other
-    return best
-
-
-def _urgency(bucket: Bucket) -> tuple[int, int, float]:
-    return -bucket.level, bucket.latest_start_ns, -bucket.size / (bucket.planned_ns or 1)

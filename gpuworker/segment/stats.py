@@ -53,7 +53,7 @@ class Stats:
 
     Under a latency budget: `on_time` and `late` count answers, `rejected_late` requests that the owner gave up, `rejected_forecast` those that a client did not
     send; `goodput` is the share of all these that was on time. `predicted_run_ms` and `observed_run_ms` are means over the same batches, margin included;
-    `overruns` ran longer than predicted. `padding`: padded length over real length of what has run; 0 where lengths are not used."""
+    `overruns` ran longer than predicted. `padding`: padded_tokens / tokens of what has run; 0 where lengths are not used."""
 
     name: str
     state: str
@@ -90,6 +90,8 @@ class Stats:
     predicted_run_ms: float
     observed_run_ms: float
     overruns: int
+    tokens: int
+    padded_tokens: int
     padding: float
     late_wakes: int
     owner_spins: int
@@ -168,9 +170,11 @@ class Stats:
             rejected_forecast=asked["rejected_forecast"],
             goodput=_ratio(counts["on_time"], counts["on_time"] + counts["late"] + counts["rejected_late"] + asked["rejected_forecast"]),
             predicted_batches=counts["predicted"],
-            predicted_run_ms=_ratio(counts["predicted_ns"], counts["predicted"] * 1e6),
-            observed_run_ms=_ratio(counts["ran_ns"], counts["predicted"] * 1e6),
+            predicted_run_ms=_ratio(counts["predicted_ns"], counts["predicted"] * 1e6, 6),
+            observed_run_ms=_ratio(counts["ran_ns"], counts["predicted"] * 1e6, 6),
             overruns=counts["overruns"],
+            tokens=counts["tokens"],
+            padded_tokens=counts["padded_tokens"],
             padding=_ratio(counts["padded_tokens"], counts["tokens"]),
             late_wakes=counts["late_wakes"],
             owner_spins=counts["spins"],
@@ -212,8 +216,8 @@ def _clients(segment: Segment) -> tuple[ClientView, ...]:
     return tuple(joined)
 
 
-def _ratio(part: float, whole: float) -> float:
-    return round(part / whole, 4) if whole else 0.0
+def _ratio(part: float, whole: float, digits: int = 4) -> float:
+    return round(part / whole, digits) if whole else 0.0
 
 
 def _seconds_since(then_ns: int, now_ns: int) -> float:

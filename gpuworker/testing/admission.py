@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from gpuworker.scheduling import JointBudget, Queued
-from gpuworker.scheduling.forecast import LaneView, forecast
+from gpuworker.scheduling.forecast import forecast
+from gpuworker.scheduling.outlook import lane_views
 
 
 class ForecastAdmission:
@@ -15,8 +16,5 @@ class ForecastAdmission:
     def __call__(self, request: Queued, now_ns: int, busy_until_ns: int) -> bool:
         """See simulate."""
         budget_ns = request.budget_ns or self._scheduler.budget_ns
-        lanes = [
-            LaneView(bucket.length, bucket.cap, bucket.run_ns[1], bucket.run_ns[bucket.cap], bucket.arrivals.gap_ns(now_ns), len(bucket))
-            for bucket in self._scheduler.buckets
-        ]
+        lanes = lane_views(self._scheduler.buckets, now_ns)
         return not budget_ns or not forecast(lanes, request.length, budget_ns, busy_until_ns - now_ns, self._always).is_late

@@ -34,7 +34,7 @@ class WorkerOptions:
     """How long requests wait for company under a latency_budget_ms: "auto" (while that is worth it) or "until_deadline" (as long as all can still be in time)."""
     admission: str = "auto"
     """Whether clients ask a forecast before they send: "off", "on" (a request that would be late overflows at once, see on_full) or "auto" (where the budget
-    is at least two full batches long, as with less a forecast turns away too much)."""
+    is at least four full batches long, as with less a forecast turns away too many)."""
     target_miss_rate: float = 0.1
     """Share of batches that may run longer than predicted: the prediction's margin is tuned to it."""
     cost_file: str = "auto"

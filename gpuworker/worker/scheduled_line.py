@@ -12,6 +12,7 @@ from gpuworker.payload import encode_error
 from gpuworker.scheduling import Decision, JointBudget, Queued, Run
 from gpuworker.scheduling.cost_model import CostModel
 from gpuworker.scheduling.learning import BoundaryLearner
+from gpuworker.scheduling.outlook import batch_cost, lane_views
 from gpuworker.segment import Segment
 from gpuworker.segment.wire import ADMISSION, LATE
 from gpuworker.worker.backlog import queued
@@ -125,7 +126,7 @@ class ScheduledLine:
         return decision
 
     def _reject(self, request: Queued, now_ns: int) -> None:
-        due_ns, _ = self._scheduler.due_ns(request)
+        due_ns = self._scheduler.due_ns(request)
         if request.deadline_ns and due_ns == request.deadline_ns:
             lib.gw_refuse(self._port, request.ticket, lib.GW_KIND_EXPIRED)
             return
@@ -153,7 +154,7 @@ class ScheduledLine:
         self._scheduler.observe(run.batch or (), began_ns, ended_ns)
 
     def _publish(self, now_ns: int) -> None:
-        port, lanes = self._port, self._scheduler.lanes(now_ns)
+        port, lanes = self._port, lane_views(self._scheduler.buckets, now_ns)
         state = (self._costs.version, self._scheduler.boundaries)
         if state != self._published:
             self._published = state
@@ -167,7 +168,8 @@ class ScheduledLine:
         """Learns boundaries, and keeps what was learned for the next start."""
         self._ticks += 1
         if self._learner is not None and self._ticks % LEARN_TICKS == 0 and self._proposed is None:
-            self._proposed = self._learner.propose(self._scheduler.boundaries, self._scheduler.batch_cost(time.monotonic_ns()))
+            cost = batch_cost(self._scheduler.buckets, self._scheduler.budget_ns, self._options.max_batch_size, time.monotonic_ns())
+            self._proposed = self._learner.propose(self._scheduler.boundaries, cost)
 
     def close(self) -> None:
         """See Line.close."""
