@@ -162,21 +162,22 @@ static void expire(gw_port *port, gw_slot *slot, int64_t ticket) {
 }
 
 /* Brings those `count` of the backlog to its front that are to go, in order: the first ones, unless a participant would get less than a quarter of its even share of
- * them although it has more. Then each one's first request goes before anybody's second: so one that has queued a thousand delays another's single one by
- * no more than the batch that runs. Twin of gpuworker/scheduling/fairness.py. */
+ * this batch and the next although it has more. Then each one's first request goes before anybody's second: so one that has queued a thousand delays
+ * another's single one by two batches at most. Twin of gpuworker/scheduling/fairness.py. */
 static void fair_front(gw_port *port, uint32_t count) {
-    static _Thread_local uint16_t has[GW_MAX_PARTICIPANTS + 1], goes[GW_MAX_PARTICIPANTS + 1], turn[2 * GW_MAX_CAPACITY], taking_turn[2 * GW_MAX_CAPACITY + 1];
+    static _Thread_local uint16_t has[GW_MAX_PARTICIPANTS + 1], soon[GW_MAX_PARTICIPANTS + 1], turn[2 * GW_MAX_CAPACITY], taking_turn[2 * GW_MAX_CAPACITY + 1];
+    if (!count || port->queued <= 2 * count) return;
     uint32_t clients = 0, is_fair = 1;
     memset(has, 0, sizeof has);
-    memset(goes, 0, sizeof goes);
+    memset(soon, 0, sizeof soon);
     memset(taking_turn, 0, (port->queued + 1) * sizeof *taking_turn);
     for (uint32_t k = 0; k < port->queued; k++) {
         uint32_t who = port->backlog[k].participant % (GW_MAX_PARTICIPANTS + 1);
         clients += !has[who];
-        goes[who] += k < count;
+        soon[who] += k < 2 * count;
         taking_turn[turn[k] = has[who]++]++;
     }
-    for (uint32_t who = 0; who <= GW_MAX_PARTICIPANTS; who++) is_fair &= goes[who] == has[who] || goes[who] * 4 * clients >= count;
+    for (uint32_t who = 0; who <= GW_MAX_PARTICIPANTS; who++) is_fair &= soon[who] == has[who] || soon[who] * 2 * clients >= count;
     if (is_fair) return;
     uint32_t last = 0, room = count; /* all turns before `last` go, and `room` of that one */
     while (room > taking_turn[last]) room -= taking_turn[last++];
@@ -244,7 +245,7 @@ int gw_take(gw_port *port, int count, uint32_t reason, uint64_t *taken) {
     uint64_t now = gw_now();
     int n = 0;
     uint32_t k = 0;
-    if (port->fair && count > 0 && (uint32_t)count < port->queued) fair_front(port, (uint32_t)count);
+    if (port->fair && count > 0) fair_front(port, (uint32_t)count);
     while (k < port->queued && n < count) {
         enum taken result = take_one(port, (int64_t)port->backlog[k].ticket, n, now, taken + 2 * n);
         if (result == NOT_YET) break;

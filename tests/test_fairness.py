@@ -52,7 +52,7 @@ def test_c_and_python_agree(name):
             (client,) = seed.choices(clients, weights)
             assert lib.gw_submit(client.port, lib.GW_KIND_BYTES, b"", 0, b"", 0, 0, 0) >= 0
             backlog.length = lib.gw_collect(segment.port, 0)
-        queue, count = list(backlog), seed.randint(1, 40)
+        queue, count = list(backlog), seed.choice([1, 2, 4, 8, 40])
         expected = [request.ticket for request in fair_front(queue, count)]
         n = lib.gw_take(segment.port, count, 0, taken)
         assert ffi.unpack(taken, 2 * n)[::2] == expected

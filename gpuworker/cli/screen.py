@@ -23,7 +23,7 @@ STAGES = {
     "wake": "for its caller to run again",
 }
 LABELS = {
-    "reaped_clients": "dead clients", "on_time": "on time", "rejected_forecast": "rejected at enqueue", "rejected_late": "given up while queued"
+    "reaped_clients": "dead clients", "on_time": "on time", "rejected_forecast": "forecast late", "rejected_late": "given up"
 }  # fmt: skip
 MAX_SIZE_ROWS, MAX_CLIENT_ROWS = 10, 8
 BAR_WIDTH = 36

@@ -121,7 +121,7 @@ class Bucket:
         for level, share in zip(self._order, self._shares, strict=True):
             lane = self._lanes[level]
             blocked += lane.pop_before(share.end_ns)
-            chosen = fair_front(lane.requests, share.size) if is_fair and lane.is_shared else lane.requests[: share.size]
+            chosen = fair_front(lane.requests, share.size, lane.participants) if is_fair and lane.is_shared else lane.requests[: share.size]
             lane.remove(chosen)
             batch += chosen
         while self._max_tokens is not None and len(batch) > 1 and len(batch) * longest(batch) > self._max_tokens:
@@ -138,8 +138,7 @@ class Bucket:
                 if ends_ns(len(batch) + 1) > limit:
                     break
                 limit_ns = limit
-                batch.append(lane.requests.pop(0))
-                del lane.due_ns[0]
+                batch.append(lane.pop_first())
         return limit_ns
 
     def pop_late(self, end_ns: int) -> list[Queued]:

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from itertools import compress
 
 from gpuworker.scheduling.decision import Queued
 
 
 class Lane:
-    """Two lists side by side: requests, and when each is due, ascending."""
+    """Lists side by side: requests, when each is due, ascending, and who sent it."""
 
-    __slots__ = ("_participant", "due_ns", "is_shared", "requests")
+    __slots__ = ("due_ns", "is_shared", "participants", "requests")
 
     def __init__(self) -> None:
         self.requests: list[Queued] = []
         self.due_ns: list[int] = []
+        self.participants: list[int] = []
         self.is_shared = False
         """Whether several clients have sent requests, since it was empty last."""
-        self._participant = 0
 
     def __len__(self) -> int:
         return len(self.requests)
@@ -29,19 +30,20 @@ class Lane:
     def add(self, request: Queued, due_ns: int) -> None:
         """Nearly always at the end, as requests come nearly in order."""
         if not self.requests:
-            self._participant, self.is_shared = request.participant, False
-        elif request.participant != self._participant:
+            self.is_shared = False
+        elif request.participant != self.participants[0]:
             self.is_shared = True
         due = self.due_ns
         at = len(due) if not due or due[-1] <= due_ns else bisect_left(due, due_ns + 1)
         due.insert(at, due_ns)
         self.requests.insert(at, request)
+        self.participants.insert(at, request.participant)
 
     def discard(self, ticket: int) -> bool:
         """Takes one out. False if it is not there."""
         for at, request in enumerate(self.requests):
             if request.ticket == ticket:
-                del self.requests[at], self.due_ns[at]
+                self._delete(at, at + 1)
                 return True
         return False
 
@@ -61,20 +63,31 @@ class Lane:
             return []
         count = bisect_left(self.due_ns, end_ns)
         early = self.requests[:count]
-        del self.requests[:count], self.due_ns[:count]
+        self._delete(0, count)
         return early
+
+    def pop_first(self) -> Queued:
+        """Takes the first one out."""
+        first = self.requests[0]
+        self._delete(0, 1)
+        return first
+
+    def _delete(self, start: int, stop: int) -> None:
+        del self.requests[start:stop], self.due_ns[start:stop], self.participants[start:stop]
 
     def remove(self, batch: Sequence[Queued]) -> None:
         """Takes `batch` out, which usually comes first."""
         count = len(batch)
         if self.requests[:count] == batch:
-            del self.requests[:count], self.due_ns[:count]
+            self._delete(0, count)
             return
         chosen = {request.ticket for request in batch}
-        kept = [(request, due_ns) for request, due_ns in zip(self.requests, self.due_ns, strict=True) if request.ticket not in chosen]
-        self.requests, self.due_ns = [request for request, _ in kept], [due_ns for _, due_ns in kept]
+        kept = [request.ticket not in chosen for request in self.requests]
+        self.requests, self.due_ns = list(compress(self.requests, kept)), list(compress(self.due_ns, kept))
+        self.participants = list(compress(self.participants, kept))
 
     def lift(self, into: Lane, level: int, now_ns: int, ageing_ns: int) -> None:
         """Moves into a lane of a higher level those first ones that have waited long enough for it, `ageing_ns` for each level above their own."""
         while self.requests and now_ns - self.requests[0].enqueue_ns >= ageing_ns * (level - self.requests[0].priority):
-            into.add(self.requests.pop(0), self.due_ns.pop(0))
+            due_ns = self.due_ns[0]
+            into.add(self.pop_first(), due_ns)
