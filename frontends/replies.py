@@ -1,9 +1,10 @@
 """What an HTTP frontend answers: JSON, and which status stands for which error. Knows nothing of WSGI or ASGI.
 
     400  the body is no JSON, or the handler raised ValueError or TypeError (or a builtin kind of them) for this request; the message is its own
-    413  the body or the request is too large
+    413  the body or the request is too large, or longer than the model takes
     500  anything else the handler raised, or an answer that has no JSON form; the message says nothing of its cause
-    503  no free slot (Retry-After from how long batches run), or no owner that takes requests
+    503  no free slot (Retry-After from how long batches run), no answer possible within the latency budget ("estimated_ms", "budget_ms", "queue_depth"),
+         or no owner that takes requests
     504  no answer in time; "stage" says how far the request came
 
 The body of an error is {"error": {"type": ..., "message": ...}}. Arrays become (nested) lists, numpy scalars numbers, bytes base64 text, and nan and
@@ -20,11 +21,13 @@ import msgspec
 import numpy as np
 
 from gpuworker.errors import (
+    BudgetExceeded,
     DeadlineExceeded,
     GpuWorkerError,
     PayloadTooLarge,
     QueueFull,
     RemoteError,
+    RequestTooLong,
     UnsupportedPayload,
     WorkerDied,
     WorkerDraining,
@@ -73,13 +76,19 @@ def failure(error: Exception, was_sent: bool) -> Reply:
     kind = type(error).__name__
     if isinstance(error, QueueFull):
         after_ms = max(error.retry_after_ms, 1.0)
-        return _unavailable(kind, "all places are taken", math.ceil(after_ms / 1000), retry_after_ms=round(after_ms, 3))
+        message, more = "all places are taken", {"retry_after_ms": round(after_ms, 3)}
+        if isinstance(error, BudgetExceeded):
+            message = "the answer would come too late"
+            more |= {"estimated_ms": round(error.estimated_ms, 3), "budget_ms": error.budget_ms, "queue_depth": error.queue_depth}
+        return _unavailable(kind, message, math.ceil(after_ms / 1000), **more)
     if isinstance(error, (WorkerNotFound, WorkerDied, WorkerDraining)):
         return _unavailable(kind, "the model is not available at the moment", RETRY_AFTER_S)
     if isinstance(error, DeadlineExceeded):
         return _error(HTTPStatus.GATEWAY_TIMEOUT, kind, "no answer within the time limit", stage=error.stage)
     if isinstance(error, PayloadTooLarge) and not was_sent:
         return _error(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, kind, "the request is too large")
+    if isinstance(error, RequestTooLong):
+        return _error(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, kind, "the request is too long", length=error.length, limit=error.limit)
     if isinstance(error, (ValueError, TypeError)) and not (was_sent and isinstance(error, GpuWorkerError)):
         return _error(HTTPStatus.BAD_REQUEST, kind, str(error))
     if isinstance(error, RemoteError):

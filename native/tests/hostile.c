@@ -42,7 +42,22 @@ static void owner_round(int reap) {
     int queued = gw_collect(owner, 0);
     CHECK(queued >= 0 && queued <= 2 * SLOTS);
     for (int k = 0; k < queued; k++) CHECK(gw_slot_of((int64_t)gw_backlog(owner)[k].ticket) < SLOTS);
-    int n = gw_take(owner, 1 + (int)below(&seed, SLOTS), below(&seed, 9), taken);
+    static uint64_t chosen[2 * SLOTS];
+    for (int k = 0; k < queued; k++) chosen[k] = gw_backlog(owner)[queued - 1 - k].ticket;
+    int most = 1 + (int)below(&seed, SLOTS), n;
+    if (below(&seed, 2)) {
+        n = gw_take_these(owner, chosen, most < queued ? most : queued, below(&seed, 9), taken);
+        for (int k = 0; k < queued; k++) gw_put_back(owner, (int64_t)chosen[k]);
+    } else {
+        owner->fair = below(&seed, 2);
+        n = gw_take(owner, most, below(&seed, 9), taken);
+    }
+    owner->keeps_news = below(&seed, 2);
+    const gw_item *arrived;
+    const uint64_t *gone;
+    int departures;
+    CHECK(gw_news(owner, &arrived, &gone, &departures) <= 2 * SLOTS && departures <= 2 * SLOTS);
+    gw_note_batch(owner, below(&seed, 1000), 1, 2);
     CHECK(n <= SLOTS);
     for (int k = 0; k < n; k++) {
         int64_t ticket = (int64_t)taken[2 * k];
@@ -72,18 +87,21 @@ static void read_everything(void) {
     gw_read_note(victim, text, sizeof text);
     gw_read_stats(victim, owner, sizeof owner / 8, clients, sizeof clients / 8);
     gw_retry_after_ns(victim);
+    gw_forecast forecast;
+    gw_is_late(victim, nasty(), &forecast);
+    gw_count_arrival(victim, nasty());
 }
 
 /* What the offender may do to a slot that it holds: anything but naming another frontend as its holder. */
 static void patch_own(uint32_t i) {
     gw_slot *slot = &big.owner->slots[i];
-    _Atomic uint64_t *fields[] = {&slot->enqueue_ns, &slot->deadline_ns, &slot->request};
+    _Atomic uint64_t *fields[] = {&slot->enqueue_ns, &slot->deadline_ns, &slot->request, &slot->terms};
     switch (below(&seed, 10)) {
-    case 0: case 1: case 2: *fields[below(&seed, 3)] = nasty(); break;
+    case 0: case 1: case 2: *fields[below(&seed, 4)] = nasty(); break;
     case 3: slot->attempts = (uint32_t)nasty(); break;
     case 4: slot->semaphore = (uint32_t)nasty(); break;
     case 5: (below(&seed, 2) ? &slot->response : &slot->collect_ns)[0] = nasty(); break;
-    case 6: slot->dispatch_ns = slot->done_ns = nasty(); break;
+    case 6: slot->dispatch_ns = slot->done_ns = slot->due_ns = nasty(); break;
     case 7: {
         static const uint32_t nobody[] = {0, PARTICIPANTS, PARTICIPANTS + 1, 0x1fff};
         uint32_t whose = below(&seed, 3) ? offender->me : nobody[below(&seed, 4)];

@@ -20,9 +20,8 @@ static void keep(void) {
 }
 
 /* As take and answer_taken, without their checks, which would be steps too. */
-static void run_batch(gw_port *owner) {
-    uint64_t taken[2 * CAPACITY], words[WORDS];
-    int n = gw_take(owner, CAPACITY, 0, taken);
+static void run_taken(gw_port *owner, const uint64_t *taken, int n) {
+    uint64_t words[WORDS];
     for (int k = 0; k < n; k++) {
         int64_t ticket = (int64_t)taken[2 * k];
         if (taken[2 * k + 1] == SPILLED) spill_read(ticket, 'q', words);
@@ -36,6 +35,38 @@ static void run_batch(gw_port *owner) {
     gw_finish(owner, taken, n);
     for (int k = 0; k < n; k++)
         if (taken[2 * k + 1] == SPILLED) spill_clean_up(owner, (int64_t)taken[2 * k]);
+}
+
+static void run_batch(gw_port *owner) {
+    uint64_t taken[2 * CAPACITY];
+    int n = gw_take(owner, CAPACITY, 0, taken);
+    run_taken(owner, taken, n);
+}
+
+/* As gpuworker/worker/scheduled_line.py: it keeps the queue itself, and chooses from it. */
+static void own_queue(void) {
+    own();
+    gw_set_scheduling(mine, GW_ADMIT_IN_TIME, 0, 0, 0, 0, 1);
+    gw_publish_lane(mine, 0, 0, CAPACITY, 1000, 2000);
+    gw_publish_lanes(mine, 1);
+}
+
+static void collect_and_choose(void) {
+    uint64_t taken[2 * CAPACITY], tickets[2 * CAPACITY];
+    const gw_item *arrived;
+    const uint64_t *gone;
+    int n = 0, departures;
+    while (!n) {
+        gw_collect(mine, gw_now() + LONG_NS);
+        n = gw_news(mine, &arrived, &gone, &departures);
+    }
+    for (int k = 0; k < n; k++) tickets[k] = arrived[n - 1 - k].ticket;
+    gw_publish_queue(mine, 0, (uint32_t)n, 0, gw_arrived(mine, 0));
+    int ran_n = gw_take_these(mine, tickets, n, 0, taken);
+    for (int k = 0; ran_n < n && k < n; k++) gw_put_back(mine, (int64_t)tickets[k]);
+    gw_note_batch(mine, 1000, 0, 0);
+    run_taken(mine, taken, ran_n);
+    calls_over();
 }
 
 static void collect_and_run(void) {
@@ -261,6 +292,8 @@ static const mode pause_retiring[] = {{"pause", PAUSE_ALONE, NULL, NULL, NULL, N
 
 static const scenario owner_scenarios[] = {
     {"serve", two_wait, own, NULL, collect_and_run, NULL, NULL, MODES(owner_modes)},
+    {"choose", two_wait, own_queue, NULL, collect_and_choose, NULL, NULL, MODES(owner_modes)},
+    {"choose", two_wait, own_queue, NULL, collect_and_choose, NULL, NULL, MODES(keeper_goes_on)},
     {"serve", two_wait, own, NULL, collect_and_run, NULL, NULL, MODES(keeper_goes_on)},
     {"serve-spilled", two_wait_for_files, own, NULL, collect_and_run, NULL, NULL, MODES(owner_modes)},
     {"serve-spilled", two_wait_for_files, own, NULL, collect_and_run, NULL, NULL, MODES(keeper_goes_on)},

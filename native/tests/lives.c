@@ -215,8 +215,51 @@ static void deadlines(void) {
     EQUAL(gw_release(front, none) | gw_release(front, past) | gw_release(front, far) | gw_release(front, at_take), 0);
 }
 
+/* An owner that keeps the queue itself is told what came and what went, and takes whom it likes. */
+static void chosen_from_the_news(void) {
+    gw_set_scheduling(r.owner, GW_ADMIT_ALL, 0, 0, 0, 0, 1);
+    int64_t a = submit(front, "a"), b = submit(other, "b"), c = gw_submit(front, GW_KIND_STR, NULL, 0, "c", 1, 0, gw_terms(5000, 77, 3));
+    const gw_item *arrived;
+    const uint64_t *gone;
+    int departures;
+    EQUAL(gw_collect(r.owner, 0), 3);
+    EQUAL(gw_news(r.owner, &arrived, &gone, &departures), 3);
+    EQUAL(departures, 0);
+    EQUAL(arrived[1].ticket, b);
+    EQUAL(arrived[1].participant, other->me);
+    EQUAL(gw_budget_of(arrived[2].terms), 5000000);
+    EQUAL(gw_length_of(arrived[2].terms), 77);
+    EQUAL(gw_kind_of((uint64_t)gw_peek(r.owner, a)), GW_KIND_STR);
+    EQUAL(gw_cancel(front, a), 0);
+    EQUAL(gw_peek(r.owner, a), -ESTALE);
+    EQUAL(gw_collect(r.owner, 0), 2);
+    EQUAL(gw_news(r.owner, &arrived, &gone, &departures), 0);
+    EQUAL(departures, 1);
+    EQUAL(gone[0], a);
+    r.owner->slots[gw_slot_of(b)].attempts = 1; /* it ran when an owner died: a batch of its own */
+    uint64_t taken[4], wanted[] = {(uint64_t)c, (uint64_t)b};
+    EQUAL(gw_take_these(r.owner, wanted, 2, 0, taken), 1);
+    EQUAL(taken[0], c);
+    EQUAL(gw_put_back(r.owner, c), -ESTALE); /* it was taken */
+    EQUAL(gw_put_back(r.owner, b), 0);
+    EQUAL(gw_answer(r.owner, c, GW_KIND_STR, NULL, 0, "c", 1), 0);
+    EQUAL(rig_slot(&r, c)->due_ns, rig_slot(&r, c)->enqueue_ns + 5000000);
+    gw_collect(r.owner, 0);
+    EQUAL(gw_news(r.owner, &arrived, &gone, &departures), 1);
+    EQUAL(arrived[0].ticket, b);
+    EQUAL(gw_refuse_with(r.owner, b, GW_KIND_LATE, "why", 3), 0);
+    EQUAL(gw_poll(other, b), gw_describe(GW_KIND_LATE, 0, 3));
+    EQUAL(memcmp(gw_response_area(other, gw_slot_of(b)), "why", 3), 0);
+    EQUAL(gw_refuse_with(r.owner, b, GW_KIND_LATE, taken, GW_MAX_REFUSAL + 1), -EMSGSIZE);
+    EQUAL(gw_collect(r.owner, 0), 0);
+    EQUAL(gw_news(r.owner, &arrived, &gone, &departures), 0);
+    EQUAL(departures, 0); /* who was refused is no news */
+    EQUAL(gw_release(front, c) | gw_release(other, b), 0);
+}
+
 static const named_case cases[] = {
     CASE(whole_life), CASE(too_large), CASE(oldest_first), CASE(untaken_keeps_its_place), CASE(room_and_quotas), CASE(state_of_the_owner),
-    CASE(claimers_are_woken), CASE(waiters_are_woken), CASE(a_stale_waiter_takes_nobodys_wake), CASE(sleeping_owner_is_woken), CASE(deadlines)};
+    CASE(claimers_are_woken), CASE(waiters_are_woken), CASE(a_stale_waiter_takes_nobodys_wake), CASE(sleeping_owner_is_woken), CASE(deadlines),
+    CASE(chosen_from_the_news)};
 
 int main(void) { return run_cases("lives", cases, sizeof cases / sizeof *cases); }
