@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import threading
 
 import numpy as np
 import pytest
@@ -135,3 +136,26 @@ def test_another_users_files_beside_the_segment_stop_nothing(small, gate):
     finally:
         for path in foreign:
             os.rmdir(path)
+
+
+def test_a_request_beside_its_slot_survives_a_look_at_its_length(name):
+    """The owner measures a queued request by handler.length; the batches that leave before it must not take its file along."""
+    seen = []
+
+    class Handler:
+        def length(self, request):
+            return len(request)
+
+        def run_batch(self, requests):
+            seen.append(len(requests))
+            gate.wait()
+            return [len(request) for request in requests]
+
+    gate = threading.Event()
+    options = {"max_batch_size": 1, "length_buckets": [1 << 20], "max_request_bytes": 64, "capacity": 8}
+    with gpuworker.Worker(Handler(), name=name, in_process=True, **options) as worker:
+        client = worker.connect()
+        pending = [client.enqueue(b"x" * size) for size in (10, 100_000, 200_000, 20, 300_000)]
+        eventually(lambda: seen)
+        gate.set()
+        assert [one.result() for one in pending] == [10, 100_000, 200_000, 20, 300_000]

@@ -46,6 +46,8 @@ class Exchange:
                 elif _ARRAY_START <= request < _ARRAY_END:
                     requests.append(self._array(ticket & SLOT_MASK, request))
                 else:
+                    if request != _MALFORMED and request >> KIND_SHIFT & _SPILLED:
+                        self._spilled.add(ticket)
                     requests.append(self._decode(ticket, request))
             except Exception as error:
                 tickets.remove(ticket)
@@ -75,7 +77,6 @@ class Exchange:
         area = self._views[ticket & SLOT_MASK]
         if kind & _SPILLED:
             kind &= ~_SPILLED
-            self._spilled.add(ticket)
             area = spill.read(self._segment, ticket, spill.REQUEST, total).toreadonly()
         if kind >= _ERROR:
             raise SegmentError(f"malformed payload: kind {kind}")

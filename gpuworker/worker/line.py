@@ -11,9 +11,14 @@ from gpuworker.segment import Segment
 from gpuworker.worker.backlog import Backlog
 from gpuworker.worker.handler import Handler
 
+_collect, _take = lib.gw_collect, lib.gw_take
+
 
 class Line(Protocol):
     """For the owner's thread, all but `tick`."""
+
+    learns: bool
+    """Whether `done` is to be called."""
 
     def prepare(self, handler: Handler) -> None:
         """The handler has loaded; nothing is served yet."""
@@ -51,6 +56,8 @@ class Line(Protocol):
 class PlainLine:
     """Requests in the order of their enqueue times, in C memory; a Policy for the front of them. See Line."""
 
+    learns = False
+
     def __init__(self, segment: Segment, policy: Policy, fair_share: bool) -> None:
         self._port, self._fair_share = segment.port, fair_share
         self._backlog = Backlog(segment.port)
@@ -65,7 +72,9 @@ class PlainLine:
 
     def collect(self, until_ns: int) -> int:
         """See Line.collect."""
-        count: int = max(lib.gw_collect(self._port, until_ns), 0)
+        count: int = _collect(self._port, until_ns)
+        if count < 0:  # a signal came in
+            count = 0
         self._backlog.length = count
         return count
 
@@ -78,7 +87,8 @@ class PlainLine:
 
     def take(self, run: Run, taken: Any) -> int:
         """See Line.take."""
-        return int(lib.gw_take(self._port, run.size, run.reason, taken))
+        count: int = _take(self._port, run.size, run.reason, taken)
+        return count
 
     def done(self, run: Run, began_ns: int, ended_ns: int) -> None:
         """See Line.done."""

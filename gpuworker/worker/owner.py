@@ -66,10 +66,10 @@ class Owner:
         if self._stop_ns is None:
             lib.gw_set_state(self._port, State.SERVING)
         on_ready()
-        line, clock_ns = self.line, time.monotonic_ns
+        collect, decide, clock_ns = self.line.collect, self.line.decide, time.monotonic_ns
         wait_until_ns = 0
         while True:
-            count = line.collect(wait_until_ns)
+            count = collect(wait_until_ns)
             now_ns = clock_ns()
             if self._stop_ns is not None:
                 if not count or self.is_handing_over:
@@ -77,7 +77,7 @@ class Owner:
                 if now_ns >= self._stop_ns:
                     lib.gw_refuse_all(self._port, lib.GW_KIND_DRAINING)
                     return
-            decision = line.decide(now_ns, self._stop_ns is None)
+            decision = decide(now_ns, self._stop_ns is None)
             if isinstance(decision, Run):
                 self._dispatch(decision, now_ns)
                 wait_until_ns = 0
@@ -106,7 +106,7 @@ class Owner:
             self._exchange.respond(tickets, outcomes)
             lib.gw_finish(self._port, self._taken, n)
             self._exchange.clean_up()
-        if not self._failed:  # what a batch takes that is run again in halves says nothing about others
+        if self.line.learns and not self._failed:  # what a batch takes that is run again in halves says nothing about others
             self.line.done(run, now_ns, time.monotonic_ns())
 
     def _log_failure(self, error: BaseException, count: int) -> None:

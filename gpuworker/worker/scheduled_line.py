@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from gpuworker._native import ffi, lib
@@ -30,6 +31,8 @@ _MAX_REFUSAL: int = lib.GW_MAX_REFUSAL
 
 class ScheduledLine:
     """Keeps a JointBudget scheduler and the ring in step, and tells frontends what they need for their forecasts. See Line."""
+
+    learns = True
 
     def __init__(self, segment: Segment, options: WorkerOptions, exchange: Exchange) -> None:
         self._port, self._options, self._exchange = segment.port, options, exchange
@@ -59,6 +62,7 @@ class ScheduledLine:
         self._published: object = None
         self._forecasts = False
         self._ticks = 0
+        self._batch: Sequence[Queued] = ()
         self._handler: Handler | None = None
         self._warm_start: Any = None
 
@@ -142,6 +146,7 @@ class ScheduledLine:
         if n != len(batch):
             for request in batch:
                 lib.gw_put_back(self._port, request.ticket)
+        self._batch = batch[:n]
         lengths = [request.length for request in batch] if self._uses_lengths else (0,)
         padded = n * (run.length or max(lengths))
         lib.gw_note_batch(self._port, run.predicted_ns, sum(lengths) * n // len(lengths), padded)
@@ -151,7 +156,7 @@ class ScheduledLine:
 
     def done(self, run: Run, began_ns: int, ended_ns: int) -> None:
         """See Line.done."""
-        self._scheduler.observe(run.batch or (), began_ns, ended_ns)
+        self._scheduler.observe(self._batch, began_ns, ended_ns)
 
     def _publish(self, now_ns: int) -> None:
         port, lanes = self._port, lane_views(self._scheduler.buckets, now_ns)
