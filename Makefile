@@ -7,13 +7,14 @@ PIP := $(BIN)/python -m pip install -q -q --disable-pip-version-check -c constra
 
 SECONDS ?= 60
 
-.PHONY: help install demo test check bench bench-ipc wheel model killstep sanitize stress clean
+.PHONY: help install demo test check bench bench-ipc bench-scheduling wheel model killstep sanitize stress clean
 
 help:
 	@echo "make demo       real text embedded by one owner for gunicorn workers and forked processes, with checked answers"
 	@echo "make test       the test suite"
 	@echo "make check      ruff, mypy --strict, C warnings as errors"
 	@echo "make bench-ipc  round trips and throughput against the alternatives, in one run"
+	@echo "make bench-scheduling  requests in time against the exact optimum, a real worker beside the simulator, the cost of a decision; ARGS='--trace FILE ...'"
 	@echo "make model      the ring's protocol checked exhaustively, crashes anywhere (needs spin)"
 	@echo "make killstep   processes killed and paused after every machine instruction of the ring; SAMPLE=500 SEED=1 for some of them"
 	@echo "make sanitize   the native tests under ThreadSanitizer, AddressSanitizer and UBSan"
@@ -41,10 +42,13 @@ check: $(VENV)/.have-check $(VENV)/.have-test
 	$(BIN)/mypy
 	$(CC) -std=c11 -O2 -Wall -Wextra -Werror -fsyntax-only native/*.c
 
-bench: bench-ipc
+bench: bench-ipc bench-scheduling
 
 bench-ipc: $(VENV)/.have-bench
 	$(BIN)/python bench/ipc_overhead.py $(ARGS)
+
+bench-scheduling: $(VENV)/.have-bench
+	$(BIN)/python bench/scheduling.py $(ARGS)
 
 wheel: $(VENV)/.have-test
 	@rm -rf dist build

@@ -72,10 +72,8 @@ def _options() -> argparse.Namespace:
 
 def _drive(options: argparse.Namespace) -> list[dict[str, Any]]:
     count = 1_200 if options.quick else 4_000
-    cells = [(one, "ours") for one in workload.to_drive(options.trace)]
-    cells.insert(1, (cells[0][0], "eager"))
     found = []
-    for one, policy in cells:
+    for one, policy in workload.to_drive(options.trace):
         _progress(f"real worker: {one.title}, {policy}")
         machine.wait_for_quiet(3)
         found.append(live.drive(one, policy, options.scale, count, options.seed))

@@ -150,7 +150,8 @@ def _difference(before: Stats, after: Stats) -> dict[str, Any]:
         "overruns": 100 * (after.overruns - before.overruns) / max(batches, 1),
         "padding": (after.padded_tokens - before.padded_tokens) / tokens if tokens else None,
         "reasons": {why: share for why, n in after.dispatch_reasons.items() if (share := 100 * (n - before.dispatch_reasons[why]) / max(batches, 1))},
-        "goodput_of_stats": 100 * (after.on_time - before.on_time) / counted if counted else None,
+        "counted": counted,
+        "goodput_by_stats": 100 * (after.on_time - before.on_time) / counted if counted else None,
         "wake_p99_ms": after.wake.p99_us / 1e3,
     }
 

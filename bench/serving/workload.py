@@ -89,7 +89,11 @@ def to_compare(traces: Sequence[Path]) -> list[Workload]:
     ]
 
 
-def to_drive(traces: Sequence[Path]) -> list[Workload]:
-    """Those that the real worker is put under."""
-    lengths = Workload("Poisson, lengths in 4 buckets", "poisson", 0.7, 2.0, lengths=(256, 512, 1024, 2048))
-    return [*to_compare(traces), Workload("Poisson", "poisson", 1.3, 4.0), lengths]
+def to_drive(traces: Sequence[Path]) -> list[tuple[Workload, str]]:
+    """Those that the real worker is put under, and with which policy."""
+    return [
+        *((workload, "ours") for workload in to_compare(traces)),
+        (Workload("Poisson", "poisson", 0.8, 2.0), "eager"),
+        (Workload("Poisson", "poisson", 1.3, 5.0), "ours"),  # room enough for forecasts at enqueue
+        (Workload("Poisson, lengths in 4 buckets", "poisson", 0.9, 1.5, lengths=(256, 512, 1024, 2048)), "ours"),
+    ]

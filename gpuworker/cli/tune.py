@@ -72,7 +72,9 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--requests", type=count, default=REQUESTS, metavar="N", help=f"how many to simulate at most (default: {REQUESTS:,})")
     parser.add_argument("--limit-s", type=positive, default=60.0, metavar="SECONDS", help="longest that measuring may take (default: 60)")
     parser.add_argument("--max-batch-size", type=count, default=128, metavar="N", help="largest batch to try (default: 128)")
-    parser.add_argument("--target", type=share, default=0.99, metavar="X", help="share in time that counts as served, for the capacity (default: 0.99)")
+    parser.add_argument(
+        "--target", type=share, default=0.99, metavar="X", help="share in time that counts as served, for the capacity (default: 0.99)"
+    )
     parser.add_argument("--pads", action="store_true", help="the handler pads its batches to allowed_batch_sizes: choose those too")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of arrivals, lengths and noise (default: 0)")
     parser.add_argument("--json", metavar="FILE", help="write all figures there; - prints them instead of the report")
@@ -138,15 +140,14 @@ def loaded(name: str) -> Handler:
     """The handler, loaded and warmed up in this process."""
     from gpuworker.worker.handler import Handler
 
+    handler = None
     try:
         handler = Handler(name)
-    except (ValueError, ImportError, AttributeError, TypeError) as error:
-        raise CommandError(f"handler {name}: {error}") from None
-    try:
         handler.load()
     except Exception as error:
-        traceback.print_exc()
-        raise CommandError(f"handler {name} could not be loaded: {type(error).__name__}: {error}") from None
+        if handler is not None or not isinstance(error, (ValueError, ImportError, AttributeError, TypeError)):  # its own code: show where
+            traceback.print_exc()
+        raise CommandError(f"{name} could not be loaded: {type(error).__name__}: {error}") from None
     return handler
 
 
@@ -182,9 +183,7 @@ def measured(handler: Handler, lengths: Sequence[int], args: argparse.Namespace)
 
     examples = examples_by_length(handler.examples, handler.length, maker(handler), lengths)
     if not examples:
-        raise CommandError(
-            f"handler {handler.name} has no requests to be measured with: add a method warmup() that returns a list of examples"
-        )
+        raise CommandError(f"handler {handler.name} has no requests to be measured with: add a method warmup() that returns a list of examples")
     print(f"measuring {handler.name} for at most {span(args.limit_s)} ...", file=sys.stderr, flush=True)
     try:
         return measure(handler.run_batch, examples, args.max_batch_size, args.limit_s, time.monotonic_ns)
@@ -230,7 +229,7 @@ def run_times(profile: Profile) -> list[str]:
 
 def curve(found: Recommendation) -> list[str]:
     """A table that is a chart as well."""
-    rows = [HEAD]
+    rows: list[tuple[str, ...]] = [HEAD]
     for load, simulation in found.curve:
         times = [value / 1e6 for value in (simulation.mean_latency_ns, simulation.latency_percentile_ns(99))]
         rows.append(

@@ -9,7 +9,7 @@ from gpuworker.scheduling.decision import Queued, Reason, RunTimes
 from gpuworker.scheduling.fairness import fair_front
 from gpuworker.scheduling.feasible import NEVER_NS, Share, select
 from gpuworker.scheduling.lane import Lane
-from gpuworker.scheduling.waiting import Arrivals, departure
+from gpuworker.scheduling.waiting import Arrivals, departure, leaves_room
 
 
 class Bucket:
@@ -63,8 +63,9 @@ class Bucket:
         for higher, level in zip(self._order[-2::-1], self._order[:0:-1], strict=True):
             self._lanes[level].lift(self._lanes[higher], higher, now_ns, ageing_ns)
 
-    def plan(self, now_ns: int, max_wait_ns: int | None, uses_worth: bool) -> None:
-        """What to run if it were this bucket's turn: see above. `size` is 0 when nothing is queued, or nothing can be in time any more."""
+    def plan(self, now_ns: int, max_wait_ns: int | None, worth_ns: int | None) -> None:
+        """What to run if it were this bucket's turn: see above. `size` is 0 when nothing is queued, or nothing can be in time any more. worth_ns: the budget,
+        where requests wait only while that is worth it."""
         if len(self._order) > 1:
             self._lanes = {level: lane for level, lane in self._lanes.items() if lane} or {0: Lane()}
             self._order = sorted(self._lanes, reverse=True)
@@ -86,7 +87,7 @@ class Bucket:
             self.reason = Reason.OVERLOAD
         elif size < cap and size == len(self):
             oldest_ns = min([lane.requests[0].enqueue_ns for lane in lanes if lane])
-            arrivals = self.arrivals if uses_worth else None
+            arrivals = self.arrivals if worth_ns is not None and leaves_room(self.run_ns, worth_ns) else None
             self.leave_ns, self.reason = departure(size, oldest_ns, first_ns if self.firm else None, self.run_ns, max_wait_ns, arrivals, now_ns)
 
     def _plan_simply(self, lane: Lane, now_ns: int, starts_ns: int) -> bool:

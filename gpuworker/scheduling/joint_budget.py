@@ -41,7 +41,7 @@ class JointBudget:
     ) -> None:
         self.run_times, self.budget_ns, self.max_wait_ns = run_times, budget_ns, max_wait_ns
         self._max_batch_size, self._max_batch_tokens, self._sizes = max_batch_size, max_batch_tokens, tuple(allowed_batch_sizes)
-        self._serves_late, self._uses_worth = late == "serve", wait == "auto" and budget_ns is not None
+        self._serves_late, self._worth_ns = late == "serve", budget_ns if wait == "auto" else None
         self._cap_ns = max_wait_ns if budget_ns is not None else max_wait_ns or 0
         self._fair_share, self._ageing_ns = fair_share, priority_ageing_ns
         self.buckets: list[Bucket] = []
@@ -112,7 +112,7 @@ class JointBudget:
         for bucket in self.buckets:
             if self._ageing_ns:
                 bucket.promote(now_ns, self._ageing_ns)
-            bucket.plan(now_ns, self._cap_ns, self._uses_worth)
+            bucket.plan(now_ns, self._cap_ns, self._worth_ns)
             if bucket.size:
                 runnable.append(bucket)
             elif late := bucket.pop_late(now_ns + bucket.run_ns[1]):

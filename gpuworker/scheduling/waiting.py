@@ -42,6 +42,12 @@ class Arrivals:
         return max((now_ns - self._times_ns[0]) // known, 1) if known >= 2 else 0
 
 
+def leaves_room(run_ns: Sequence[int], budget_ns: int) -> bool:
+    """Whether a request that comes while another one runs alone can still be in time. Where it cannot, whoever comes during a run is lost, so each run should take
+    as many along as it can: it is worth waiting until the last instant. (Measured in docs/lab.md: up to 16 points more goodput, at worst 3 less.)"""
+    return 2 * run_ns[1] <= budget_ns
+
+
 def departure(
     count: int, oldest_ns: int, due_ns: int | None, run_ns: Sequence[int], max_wait_ns: int | None, arrivals: Arrivals | None, now_ns: int
 ) -> tuple[int, Reason]:

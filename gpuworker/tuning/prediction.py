@@ -107,9 +107,11 @@ class Simulator(NamedTuple):
 
     def buckets(self, lengths: np.ndarray, arrivals: float, max_batch_size: int) -> list[tuple[int, ...]]:
         """Boundaries that cost the least, for different numbers of them. arrivals: how many requests come within the budget."""
-        if not self.longest or self.cost_ns(1, self.longest) == self.cost_ns(1, 1) and self.cost_ns(max_batch_size, self.longest) == self.cost_ns(max_batch_size, 1):
+        is_flat = all(self.cost_ns(size, self.longest) == self.cost_ns(size, 1) for size in (1, max_batch_size))
+        if not self.longest or is_flat:
             return []
-        tokens = [(size * length, self.cost_ns(size, length)) for size in self.known_sizes for length in np.unique(np.quantile(lengths, (0, 0.5, 1)).astype(int))]
+        seen = np.unique(np.quantile(lengths, (0, 0.5, 1)).astype(int)).tolist()
+        tokens = [(float(size * length), float(self.cost_ns(size, length))) for size in self.known_sizes for length in seen]
         alpha, beta = theil_sen(*map(list, zip(*tokens, strict=True))) or (0.0, 0.0)
         values, counts = np.unique(lengths, return_counts=True)
         batch_cost = BatchCost(alpha / beta, arrivals, max_batch_size) if beta > 0 else None

@@ -40,7 +40,7 @@ class Recommendation:
         """For JSON."""
         grid = self.grid and {
             "allowed_batch_sizes": self.grid.candidate.allowed_batch_sizes,
-            "goodput": self.grid.goodput - self.leader.goodput + self.predicted.goodput,
+            "more_in_time": self.grid.goodput - self.leader.goodput,
             "more_mean_latency": self.grid.mean_ns / self.leader.mean_ns - 1,
         }
         return {
@@ -53,9 +53,7 @@ class Recommendation:
         }
 
 
-def recommend(
-    profile: Profile, traffic: Traffic, budget_ms: float, *, max_batch_size: int, target: float, pads: bool, seed: int
-) -> Recommendation:
+def recommend(profile: Profile, traffic: Traffic, budget_ms: float, *, max_batch_size: int, target: float, pads: bool, seed: int) -> Recommendation:
     """The best options of at most max_batch_size. target: share of requests that has to be in time for a rate to count as served. pads: whether the handler
     pads its batches to allowed_batch_sizes, so that a grid of those may be chosen. Raises Impossible."""
     budget_ns = round(budget_ms * 1e6)
@@ -78,9 +76,7 @@ def recommend(
     slots = prediction.most_in_flight(predicted) * 2  # as many again, for answers that nobody has read yet
     if slots > SLOTS:
         options["capacity"] = min(1 << math.ceil(math.log2(slots)), MOST_SLOTS)
-    curve = [
-        (load, predicted if load == 1 else simulator.run(chosen, prediction.at_load(traffic.held_out, load))) for load in prediction.LOADS
-    ]
+    curve = [(load, predicted if load == 1 else simulator.run(chosen, prediction.at_load(traffic.held_out, load))) for load in prediction.LOADS]
     capacity_per_s = prediction.capacity(simulator, chosen, traffic.held_out, traffic.rate_per_s, target)
     return Recommendation(options, traffic.rate_per_s, predicted, grid, leader, curve, capacity_per_s, len(trials))
 

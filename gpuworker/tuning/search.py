@@ -45,6 +45,14 @@ class Trial(NamedTuple):
     busy: float
 
 
+Figure = Callable[[Trial], float]
+FIGURES: tuple[tuple[Figure, float, float], ...] = (
+    (lambda trial: 1 - trial.goodput, 0.0, 0.001),
+    (lambda trial: trial.late, 0.0, 0.001),
+    (lambda trial: trial.mean_ns if trial.mean_ns == trial.mean_ns else math.inf, 0.01, 0.0),
+    (lambda trial: trial.busy, 0.0, 0.01),
+)
+"""What has to be small, in order of importance; and by how much of itself, and how much in all, it may be larger than the least."""
 Evaluate = Callable[[Candidate, bool], Trial]
 """(candidate, whether on all requests or on few)."""
 
@@ -66,13 +74,17 @@ class Space(NamedTuple):
 
     def near(self, center: Candidate) -> Iterator[Candidate]:
         """`center` with one option changed: to its default, or to something near."""
-        for name, default in (("max_batch_size", min(DEFAULT_BATCH, self.max_batch_size)), ("max_wait_ms", None), ("wait", "auto"), ("length_buckets", ())):
-            yield dataclasses.replace(center, **{name: default})
+        yield dataclasses.replace(center, max_batch_size=min(DEFAULT_BATCH, self.max_batch_size))
+        yield dataclasses.replace(center, max_wait_ms=None)
+        yield dataclasses.replace(center, wait="auto")
+        yield dataclasses.replace(center, length_buckets=())
         for factor in (0.5, 0.7, 0.84, 1.19, 1.42, 2.0):
             size = min(max(round(center.max_batch_size * factor), 1), self.max_batch_size)
             yield dataclasses.replace(center, max_batch_size=size)
         if center.wait == "auto":
-            caps = (*map(self._cap, WAITS), 0.0) if not center.max_wait_ms else tuple(_two_digits(center.max_wait_ms * by) for by in (0.5, 0.7, 1.4, 2))
+            caps = (
+                (*map(self._cap, WAITS), 0.0) if not center.max_wait_ms else tuple(_two_digits(center.max_wait_ms * by) for by in (0.5, 0.7, 1.4, 2))
+            )
             for cap_ms in caps:
                 yield dataclasses.replace(center, max_wait_ms=cap_ms)
         for buckets in self.buckets:
@@ -86,12 +98,7 @@ def best(trials: Sequence[Trial]) -> Trial:
     """The most requests in time; then the fewest late, the lowest mean latency, the least time of the device, each within what chance may do; then the fewest
     options that have to be given, and the smallest batches. The order of `trials` does not matter."""
     left = list(trials)
-    for figure, tolerance, share in (
-        (lambda trial: 1 - trial.goodput, 0.001, 0.0),
-        (lambda trial: trial.late, 0.001, 0.0),
-        (lambda trial: trial.mean_ns if trial.mean_ns == trial.mean_ns else math.inf, 0.0, 0.01),
-        (lambda trial: trial.busy, 0.01, 0.0),
-    ):
+    for figure, share, tolerance in FIGURES:
         limit = min(map(figure, left)) * (1 + share) + tolerance
         left = [trial for trial in left if figure(trial) <= limit]
     return min(left, key=lambda trial: _complexity(trial.candidate))
