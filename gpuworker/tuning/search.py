@@ -47,8 +47,8 @@ class Trial(NamedTuple):
 
 Figure = Callable[[Trial], float]
 FIGURES: tuple[tuple[Figure, float, float], ...] = (
-    (lambda trial: 1 - trial.goodput, 0.0, 0.001),
-    (lambda trial: trial.late, 0.0, 0.001),
+    (lambda trial: 1 - trial.goodput, 0.0, 0.003),
+    (lambda trial: trial.late, 0.0, 0.003),
     (lambda trial: trial.mean_ns if trial.mean_ns == trial.mean_ns else math.inf, 0.01, 0.0),
     (lambda trial: trial.busy, 0.0, 0.01),
 )
