@@ -2,6 +2,7 @@
 
 import os
 import signal
+import tempfile
 import threading
 import time
 
@@ -13,6 +14,9 @@ from gpuworker.segment.stats import Stats
 from tests import handlers
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts us in the background has it ignored, in our children too
+
+_cache = tempfile.TemporaryDirectory(prefix="gpuworker-tests-")
+os.environ["XDG_CACHE_HOME"] = _cache.name  # learned run times are no business of the next run's, nor of whoever runs the tests
 
 
 def shm_files():
