@@ -31,6 +31,7 @@ def terms_of(link: Link, request: Any, latency_budget_ms: float | None, priority
         size = int(length(request))
         if not 0 <= size <= lib.GW_MAX_LENGTH:
             raise ValueError(f"length(request) returned {size}: it must be from 0 to {lib.GW_MAX_LENGTH:,}")
+        size = size or 1  # 0 says that none is given
         if link.max_length and size > link.max_length:
             raise RequestTooLong(size, link.max_length)
     return budget_us << 32 | size << 8 | priority

@@ -10,7 +10,7 @@ from typing import Any
 from gpuworker._native import ffi, lib
 from gpuworker.errors import RequestTooLong
 from gpuworker.payload import encode_error
-from gpuworker.scheduling import Decision, JointBudget, Queued, Run
+from gpuworker.scheduling import Decision, JointBudget, Queued, Run, Wait
 from gpuworker.scheduling.cost_model import CostModel
 from gpuworker.scheduling.learning import BoundaryLearner
 from gpuworker.scheduling.outlook import batch_cost, lane_views
@@ -21,11 +21,14 @@ from gpuworker.worker.exchange import Exchange
 from gpuworker.worker.handler import Handler
 from gpuworker.worker.line import tickets_of
 from gpuworker.worker.options import WorkerOptions
+from gpuworker.worker.warm_start import WarmStart
 
 log = logging.getLogger("gpuworker")
 
 LEARN_TICKS = 50
 """Between two looks at the length histogram: 5 s."""
+KEEP_TICKS = 300
+"""Between two savings of what was learned: 30 s."""
 _MAX_REFUSAL: int = lib.GW_MAX_REFUSAL
 
 
@@ -64,13 +67,14 @@ class ScheduledLine:
         self._ticks = 0
         self._batch: Sequence[Queued] = ()
         self._handler: Handler | None = None
-        self._warm_start: Any = None
+        self._warm_start: WarmStart | None = None
+        self._is_to_be_kept = False  # the keeper asks, the owner's thread takes a snapshot, the keeper writes it
+        self._kept: dict[str, Any] | None = None
+        self._kept_version = 0
 
     def prepare(self, handler: Handler) -> None:
         """Seeds the cost model: from the last time, else by a profile of the handler's warm-up examples."""
         self._handler = handler
-        from gpuworker.worker.warm_start import WarmStart
-
         self._warm_start = WarmStart(handler, self._options, self._costs)
         boundaries = self._warm_start.seed(self._scheduler.boundaries)
         if self._learner is not None and boundaries:
@@ -91,23 +95,23 @@ class ScheduledLine:
         arrivals = lib.gw_news(self._port, self._arrived, self._gone, self._departures)
         if arrivals:
             for item in ffi.unpack(self._arrived[0], arrivals):
-                request = self._measured(queued(item)) if self._uses_lengths else queued(item)
+                request = self._checked(queued(item))
                 if request is not None:
                     self._scheduler.add(request)
         if self._departures[0]:
             for ticket in ffi.unpack(self._gone[0], self._departures[0]):
                 self._scheduler.discard(ticket)
-        if self._forecasts:
-            self._publish(time.monotonic_ns())
         return len(self._scheduler)
 
-    def _measured(self, request: Queued) -> Queued | None:
-        """With its length. None if it has none: then its caller is told why."""
+    def _checked(self, request: Queued) -> Queued | None:
+        """With its length, and no priority where there are none. None if it cannot be run: then its caller is told why."""
+        if request.priority and self._options.priority_ageing_ms is None:
+            request = request._replace(priority=0)
+        if not self._uses_lengths:
+            return request
         try:
-            if not request.length and self._handler is not None and self._handler.length is not None:
-                found = self._exchange.peek(request.ticket)
-                length = max(int(self._handler.length(found)), 0) if found is not None else 0
-                request = request._replace(length=length)
+            if not request.length:
+                request = request._replace(length=self._length(request.ticket))
             if self._options.longest and request.length > self._options.longest:
                 raise RequestTooLong(request.length, self._options.longest)
         except Exception as error:  # of the user's own code; while it looked, the request may have been withdrawn and its slot filled anew
@@ -118,15 +122,29 @@ class ScheduledLine:
             self._learner.observe(request.length)
         return request
 
+    def _length(self, ticket: int) -> int:
+        if self._handler is None or self._handler.length is None:
+            raise ValueError(
+                "this worker batches by length: give its handler a length(request), or the client one: gpuworker.connect(name, length=callable)"
+            )
+        found = self._exchange.peek(ticket)
+        return max(int(self._handler.length(found)), 1) if found is not None else 1
+
     def decide(self, now_ns: int, may_wait: bool) -> Decision:
         """See Line.decide."""
         if self._proposed is not None:
             log.info("length buckets are now %s", ", ".join(map(str, self._proposed)))
             self._scheduler.set_boundaries(self._proposed)
             self._proposed = None
+        if self._is_to_be_kept and self._warm_start is not None:
+            self._is_to_be_kept = False
+            if self._kept_version != self._costs.version:
+                self._kept, self._kept_version = self._warm_start.snapshot(self._scheduler.boundaries), self._costs.version
         decision = self._scheduler.decide(now_ns, may_wait)
         for request in decision.rejected:
             self._reject(request, now_ns)
+        if self._forecasts and isinstance(decision, Wait):
+            self._publish(now_ns)
         return decision
 
     def _reject(self, request: Queued, now_ns: int) -> None:
@@ -175,11 +193,15 @@ class ScheduledLine:
         if self._learner is not None and self._ticks % LEARN_TICKS == 0 and self._proposed is None:
             cost = batch_cost(self._scheduler.buckets, self._scheduler.budget_ns, self._options.max_batch_size, time.monotonic_ns())
             self._proposed = self._learner.propose(self._scheduler.boundaries, cost)
+        if self._kept is not None and self._warm_start is not None:
+            self._warm_start.save(self._kept)
+            self._kept = None
+        self._is_to_be_kept = self._is_to_be_kept or self._ticks % KEEP_TICKS == 0
 
     def close(self) -> None:
         """See Line.close."""
         if self._warm_start is not None:
-            self._warm_start.save(self._scheduler.boundaries)
+            self._warm_start.save(self._warm_start.snapshot(self._scheduler.boundaries))
 
 
 def _ns(ms: float | None) -> int | None:

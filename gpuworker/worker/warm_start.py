@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from gpuworker.scheduling.cost_model import CostModel
 from gpuworker.worker.cost_file import CostFile
@@ -43,6 +44,10 @@ class WarmStart:
             self._costs.seed(size, length, runs_ns)
         return ()
 
-    def save(self, boundaries: Sequence[int]) -> None:
-        """Never raises."""
-        self._file.save({"model": self._costs.to_dict(), "boundaries": list(boundaries)})
+    def snapshot(self, boundaries: Sequence[int]) -> dict[str, Any]:
+        """What is worth keeping. For the thread that observes."""
+        return {"model": self._costs.to_dict(), "boundaries": list(boundaries)}
+
+    def save(self, snapshot: dict[str, Any]) -> None:
+        """Writes it. Never raises."""
+        self._file.save(snapshot)
