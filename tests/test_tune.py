@@ -6,6 +6,7 @@ import logging
 import shlex
 import sys
 import time
+import typing
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -40,7 +41,7 @@ class Quick(Sleeps):
 class Tokens(Sleeps):
     """20 ms and 20 us for each token, padding included; requests are texts."""
 
-    made = []
+    made: typing.ClassVar = []
 
     def warmup(self):
         return ["a" * n for n in (50, 100, 100, 200, 200, 500)]
@@ -102,7 +103,7 @@ def drive(worker, requests, times_ns, budget_ms):
             rejected.append(error)
 
     with worker.connect() as client, ThreadPoolExecutor(64) as collectors:
-        client.submit(requests[0], latency_budget_ms=60_000)
+        client.submit(requests[0])
         start_ns = time.monotonic_ns()
         for request, at_ns in zip(requests, times_ns.tolist(), strict=True):
             time.sleep(max(start_ns + at_ns - time.monotonic_ns(), 0) / 1e9)
@@ -141,7 +142,7 @@ def test_the_report(tmp_path, capsys):
     lines = out.splitlines()
     assert lines[0] == "tests.test_tune:Quick: Poisson arrivals, 100/s, latency budget 60 ms"
     assert lines[3].split() == ["LENGTH", "1", "2", "3", "4"]
-    assert "1.00   100/s" in out
+    assert "1.00  100/s" in out
     command = next(line for line in lines if line.startswith("  gpuworker serve")).strip()
     assert command == tuned["command"]
     assert f"predicted: {100 * tuned['predicted']['goodput']:.1f} % in time" in out

@@ -27,10 +27,21 @@ def trial(goodput=0.9, late=0.0, mean_ms=20.0, busy=0.5, **options):
         (trial(busy=0.4, max_batch_size=4), trial(busy=0.5)),
         (trial(max_wait_ms=0.0), trial(max_wait_ms=0.0, wait="until_deadline")),
         (trial(), trial(0.901, mean_ms=19.95, busy=0.495, max_batch_size=4)),
-        (trial(max_batch_size=4), trial(max_batch_size=8)),
+        (trial(max_batch_size=8), trial(max_batch_size=4)),
+        (trial(max_batch_size=45), trial(max_batch_size=64)),
         (trial(0.0, mean_ms=1.0), trial(0.0, mean_ms=float("nan"))),
     ],
-    ids=["goodput", "late", "mean", "busy", "fewer options", "chance does not count", "smaller batches", "nothing answered"],
+    ids=[
+        "goodput",
+        "late",
+        "mean",
+        "busy",
+        "fewer options",
+        "chance does not count",
+        "room for bursts",
+        "no more than is of use",
+        "nothing answered",
+    ],
 )
 def test_what_is_better(better, worse):
     assert best([better, worse]) is best([worse, better]) is better
@@ -100,7 +111,7 @@ def simulator(formula, budget_ms=50, noise=0.0, longest=0, sizes=(1, 2, 4, 8, 16
 
 @pytest.mark.parametrize(("formula", "coarsest"), [("20+0.01b", 6), ("1+4b", None)])
 def test_a_grid_is_taken_only_where_padding_to_it_costs_little(formula, coarsest):
-    requests = Traffic.of_rate(100, 1000, (), 0).chosen_by
+    requests = Traffic.of_rate(200, 1000, (), 0).chosen_by
     run = simulator(formula)
     found = on_grid(run.trial(Candidate(), requests), lambda candidate, on_all: run.trial(candidate, requests))
     if coarsest is None:
@@ -208,7 +219,7 @@ def test_the_profile_has_every_size_and_predicts_all_others():
 
 def test_without_time_for_all_the_ends_come_first():
     clock = Clock(lambda size, length: size * MS)
-    assert measure(clock.run_batch, {0: [0]}, 16, 0.2, clock).sizes == [1, 8, 16]
+    assert measure(clock.run_batch, {0: [0]}, 16, 0.12, clock).sizes == [1, 8, 16]
     with pytest.raises(TimeoutError, match="not even time"):
         measure(clock.run_batch, {0: [0]}, 16, 0.02, clock)
 

@@ -96,7 +96,7 @@ class Space(NamedTuple):
 
 def best(trials: Sequence[Trial]) -> Trial:
     """The most requests in time; then the fewest late, the lowest mean latency, the least time of the device, each within what chance may do; then the fewest
-    options that have to be given, and the smallest batches. The order of `trials` does not matter."""
+    options that have to be given, and the nearest to the default. The order of `trials` does not matter."""
     left = list(trials)
     for figure, share, tolerance in FIGURES:
         limit = min(map(figure, left)) * (1 + share) + tolerance
@@ -143,8 +143,9 @@ def grid(max_batch_size: int, ratio: float) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def _complexity(candidate: Candidate) -> tuple[int, int, int, float]:
-    return len(candidate.options()), len(candidate.length_buckets), candidate.max_batch_size, candidate.max_wait_ms or 0.0
+def _complexity(candidate: Candidate) -> tuple[int, int, float, float]:
+    far = abs(math.log(candidate.max_batch_size / DEFAULT_BATCH))
+    return len(candidate.options()), len(candidate.length_buckets), far, candidate.max_wait_ms or 0.0
 
 
 def _two_digits(value: float) -> float:
