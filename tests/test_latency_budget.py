@@ -10,6 +10,7 @@ import pytest
 import gpuworker
 from gpuworker.scheduling.cost_model import CostModel
 from gpuworker.worker.cost_file import CostFile
+from gpuworker.worker.handler import name_of
 from tests.conftest import Gate, eventually
 
 LONG_MS = 60_000
@@ -33,19 +34,20 @@ def live(in_process):
 def hold(client, gate, request="first"):
     """-> the request's Pending: its batch runs, and does not end before the gate is opened."""
     gate.shut()
+    before = len(gate.batches)
     pending = client.enqueue(request)
-    gate.wait_entered()
+    eventually(lambda: len(gate.batches) > before)
     return pending
 
 
-def known_costs(tmp_path, run_ms, max_batch_size, lengths=(0,), full_ms=None):
+def known_costs(tmp_path, run_ms, max_batch_size, lengths=(0,), full_ms=None, of=Gate):
     """A file of run times as an earlier worker would have left it: every batch takes run_ms, or more the larger it is, up to full_ms."""
     model = CostModel(max_batch_size)
     for length in lengths:
         model.seed(1, length, [round(run_ms * 1e6)] * 5)
         model.seed(max_batch_size, length, [round((full_ms or run_ms) * 1e6)] * 5)
     file = tmp_path / "costs.json"
-    CostFile(str(file), "tests.conftest:Gate").save({"model": model.to_dict(), "boundaries": []})
+    CostFile(str(file), name_of(of)).save({"model": model.to_dict(), "boundaries": []})
     return str(file)
 
 
@@ -202,8 +204,11 @@ def test_waiting_until_the_deadline_is_a_choice(live, tmp_path, wait):
 @pytest.mark.xfail(reason="nothing is spared for the owner's timer, which fires a little too late", strict=True)
 def test_waiting_until_the_deadline_spares_time_for_waking_up(live, tmp_path):
     """Where one request more costs nothing, e.g. as the handler pads its batches, the wait ends exactly one run before the budget."""
-    worker, _ = live(latency_budget_ms=500, wait="until_deadline", cost_file=known_costs(tmp_path, 100, 8), max_batch_size=8)
-    assert worker.connect().submit("a") == "a"
+    worker, gate = live(latency_budget_ms=500, wait="until_deadline", cost_file=known_costs(tmp_path, 100, 8), max_batch_size=8)
+    client = worker.connect()
+    pending = [client.enqueue(i) for i in range(3)]
+    assert [outcome(one) for one in pending] == [0, 1, 2]
+    assert gate.batches == [[0, 1, 2]]
 
 
 def test_max_wait_ms_caps_the_wait(live, tmp_path):
@@ -278,12 +283,13 @@ def test_to_block_is_to_wait_until_it_fits(busy):
     patient = worker.connect(on_full="block")
     with pytest.raises(gpuworker.DeadlineExceeded) as caught:
         patient.submit("never", timeout=0.1)
-    assert caught.value.stage in ("claiming", "queued")  # a machine that stands still for a second lets it through
+    assert caught.value.stage == "claiming"
     answers = []
     caller = threading.Thread(target=lambda: answers.append(patient.submit("c", timeout=60)))
     caller.start()
     caller.join(0.1)
     assert caller.is_alive()
+    assert worker.stats().submitted == 3
     gate.open()
     caller.join(60)
     assert answers == ["c"]

@@ -18,6 +18,7 @@ from gpuworker.cli.serve import add_options
 from gpuworker.testing import poisson
 from gpuworker.worker import WorkerOptions
 
+SECONDS = 7
 FEW = ("--requests", "400", "--max-batch-size", "4", "--latency-budget-ms", "60")
 
 
@@ -39,7 +40,7 @@ class Quick(Sleeps):
 
 
 class Tokens(Sleeps):
-    """20 ms and 20 us for each token, padding included; requests are texts."""
+    """40 ms and 40 us for each token, padding included; requests are texts."""
 
     made: typing.ClassVar = []
 
@@ -50,7 +51,7 @@ class Tokens(Sleeps):
         return len(request)
 
     def run_batch(self, requests):
-        time.sleep((20 + 0.02 * len(requests) * max(map(len, requests))) / 1e3)
+        time.sleep((40 + 0.04 * len(requests) * max(map(len, requests))) / 1e3)
         return requests
 
 
@@ -73,6 +74,16 @@ class FailsOnMany(Sleeps):
 class ReturnsOne(Sleeps):
     def run_batch(self, requests):
         return requests[:1]
+
+
+class FailsToMeasure(Tokens):
+    def example(self, length):
+        raise LookupError("no such text")
+
+
+class LengthFails(Tokens):
+    def length(self, request):
+        return request.tokens
 
 
 class FailsToLoad(Sleeps):
@@ -118,14 +129,14 @@ def drive(worker, requests, times_ns, budget_ms):
 
 @pytest.mark.parametrize(
     ("handler", "rate_per_s", "budget_ms", "is_overload"),
-    [("Sleeps", 90, 160, False), ("Sleeps", 180, 160, True), ("Tokens", 200, 120, True)],
+    [("Sleeps", 90, 160, False), ("Sleeps", 180, 160, True), ("Tokens", 100, 240, True)],
     ids=["served", "overload", "lengths"],
 )
 def test_a_worker_with_the_recommended_options_does_what_was_predicted(tmp_path, name, handler, rate_per_s, budget_ms, is_overload):
     tuned = tune(tmp_path, handler, "--rate", rate_per_s, "--latency-budget-ms", budget_ms, "--max-batch-size", 8, "--requests", 3000)
     predicted = tuned["predicted"]
     assert (predicted["goodput"] < 0.95) == is_overload
-    times_ns = poisson(rate_per_s, rate_per_s * 7, seed=99)
+    times_ns = poisson(rate_per_s, rate_per_s * SECONDS, seed=99)
     requests = np.random.default_rng(99).choice(np.array(globals()[handler]().warmup(), dtype=object), len(times_ns)).tolist()
     with gpuworker.Worker(f"tests.test_tune:{handler}", name=name, cost_file="off", **tuned["options"]) as worker:
         goodput, mean_ms = drive(worker, requests, times_ns, budget_ms)
@@ -150,7 +161,7 @@ def test_the_report(tmp_path, capsys):
 
 
 def test_the_command_line_says_what_the_options_say(tmp_path):
-    tuned = tune(tmp_path, "Tokens", "--rate", 150, "--latency-budget-ms", 100.5, "--pads", *FEW[:4])
+    tuned = tune(tmp_path, "Tokens", "--rate", 100, "--latency-budget-ms", 200.5, "--pads", *FEW[:4])
     words = shlex.split(tuned["command"])
     assert words[:5] == ["gpuworker", "serve", "tests.test_tune:Tokens", "--name", "NAME"]
     parser = argparse.ArgumentParser()
@@ -211,7 +222,7 @@ def test_a_trace_is_sped_up_to_the_rate(tmp_path):
 
 
 def test_lengths_that_no_example_has_are_said_to_be_guessed(tmp_path, capsys):
-    tune(tmp_path, "Tokens", "--trace", trace_file(tmp_path, [50, 100, 2000, 30] * 30), *FEW)
+    tune(tmp_path, "Tokens", "--trace", trace_file(tmp_path, [50, 100, 2000, 30] * 30), *FEW[:4], "--latency-budget-ms", 200)
     assert "Longer ones than 500 (there are, up to 2000) are guessed" in capsys.readouterr().out
 
 
@@ -228,6 +239,9 @@ def test_lengths_that_no_example_has_are_said_to_be_guessed(tmp_path, capsys):
         ("FailsOnMany", ("--rate", "5"), "run_batch failed with 4 requests: MemoryError: no room. If batches were too large"),
         ("FailsToLoad", ("--rate", "5"), "could not be loaded: FileNotFoundError: weights.bin is not there"),
         ("ReturnsOne", ("--rate", "5"), "run_batch failed with 4 requests: BatchSizeMismatch"),
+        ("Quick", ("--rate", "5", "--max-batch-size", "5000"), "max_batch_size=5000: give an integer from 1 to 4,096"),
+        ("LengthFails", ("--rate", "5"), "length() of tests.test_tune:LengthFails failed: AttributeError"),
+        ("FailsToMeasure", ("--rate", "5"), "length() or example() of tests.test_tune:FailsToMeasure failed: LookupError: no such text"),
         ("Quick", ("--rate", "5", "--json", "/nonexistent/out.json"), "--json: "),
         ("Quick", ("--rate", "5", "--profile-out", "/nonexistent/out.json"), "--profile-out: "),
     ],

@@ -105,19 +105,25 @@ def test_grids(most, ratio, sizes):
     assert grid(most, ratio) == sizes
 
 
-def simulator(formula, budget_ms=50, noise=0.0, longest=0, sizes=(1, 2, 4, 8, 16, 32, 64)):
-    return Simulator(costs.formula(formula), sizes, noise, budget_ms * MS, longest)
+@pytest.mark.parametrize(
+    ("goodput_of_2", "mean_of_2", "chosen"),
+    [(0.897, 20.9, 2.0), (0.89, 20, 1.5), (0.9, 21.1, 1.5)],
+    ids=["costs little", "costs requests", "costs latency"],
+)
+def test_the_coarsest_grid_that_costs_little(goodput_of_2, mean_of_2, chosen):
+    def evaluate(candidate, on_all):
+        is_coarsest = candidate.allowed_batch_sizes == grid(32, 2.0)
+        return Trial(candidate, goodput_of_2 if is_coarsest else 0.9, 0, (mean_of_2 if is_coarsest else 20) * MS, 0.5)
+
+    assert on_grid(trial(), evaluate).candidate == Candidate(allowed_batch_sizes=grid(32, chosen))
 
 
-@pytest.mark.parametrize(("formula", "coarsest"), [("20+0.01b", 6), ("1+4b", None)])
-def test_a_grid_is_taken_only_where_padding_to_it_costs_little(formula, coarsest):
-    requests = Traffic.of_rate(200, 1000, (), 0).chosen_by
-    run = simulator(formula)
-    found = on_grid(run.trial(Candidate(), requests), lambda candidate, on_all: run.trial(candidate, requests))
-    if coarsest is None:
-        assert found is None or len(found.candidate.allowed_batch_sizes) > 6
-    else:
-        assert len(found.candidate.allowed_batch_sizes) == coarsest
+def test_no_grid_where_every_one_costs_much():
+    assert on_grid(trial(), lambda candidate, on_all: Trial(candidate, 0.8, 0, 20 * MS, 0.5)) is None
+
+
+def simulator(formula, budget_ms=50):
+    return Simulator(costs.formula(formula), (1, 2, 4, 8, 16, 32, 64), 0.0, budget_ms * MS, 0)
 
 
 def recommended(formula, rate_per_s, budget_ms=50.0, lengths=(), most=64, pads=False, seed=0):

@@ -37,6 +37,6 @@ def _groups(axis: Any, labels: Sequence[str], series: dict[str, list[float]], co
     width = 0.85 / len(series)
     for i, (name, values) in enumerate(series.items()):
         axis.bar([place + (i - len(series) / 2 + 0.5) * width for place in range(len(labels))], values, width, label=name, color=colours[i])
-    axis.set_xticks(range(len(labels)), [label.replace(", ", "\n") for label in labels], fontsize=8)
+    axis.set_xticks(range(len(labels)), [label.replace(", ", "\n").replace("_", "\n") for label in labels], fontsize=8)
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(fontsize=8, ncol=4, loc="upper center", bbox_to_anchor=(0.5, -0.16), frameon=False)

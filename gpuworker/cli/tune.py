@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import shlex
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,7 +86,6 @@ def add_to(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Tunes, and shows what came out."""
-    from gpuworker.tuning.prediction import Traffic
     from gpuworker.tuning.recommendation import recommend
     from gpuworker.worker import WorkerOptions
 
@@ -94,6 +94,7 @@ def run(args: argparse.Namespace) -> int:
             raise ValueError("how fast do requests come? give --rate or --trace")
         if args.requests < 100:
             raise ValueError(f"--requests {args.requests}: give at least 100, half of them are to choose the options by")
+        WorkerOptions.of({"latency_budget_ms": args.latency_budget_ms, "max_batch_size": args.max_batch_size})
         trace = read_trace(args)
         handler = loaded(args.handler)
         try:
@@ -101,10 +102,7 @@ def run(args: argparse.Namespace) -> int:
             profile = measured(handler, lengths, args)
         finally:
             handler.close()
-        if trace is None:
-            traffic = Traffic.of_rate(args.rate, args.requests, lengths, args.seed)
-        else:
-            traffic = Traffic.of_trace(trace._replace(lengths=drawn(lengths, len(trace.lengths), args.seed)) if not trace.lengths.any() else trace)
+        traffic = traffic_of(args, trace, lengths)
         found = recommend(
             profile, traffic, args.latency_budget_ms,
             max_batch_size=args.max_batch_size, target=args.target, pads=args.pads, seed=args.seed,
@@ -151,6 +149,16 @@ def loaded(name: str) -> Handler:
     return handler
 
 
+@contextlib.contextmanager
+def users_code(what: str, handler: Handler) -> Iterator[None]:
+    """An error in there is the handler's: its traceback, and one line."""
+    try:
+        yield
+    except Exception as error:
+        traceback.print_exc()
+        raise CommandError(f"{what} of {handler.name} failed: {type(error).__name__}: {error}") from None
+
+
 def maker(handler: Handler) -> Any:
     """The handler's example(length), if it has one."""
     make = getattr(getattr(handler.run_batch, "__self__", handler.run_batch), "example", None)
@@ -166,22 +174,30 @@ def lengths_of(handler: Handler, trace: Trace | None) -> Sequence[int]:
             )
         lengths = trace.lengths.tolist()
     else:
-        lengths = [int(handler.length(example)) for example in handler.examples] if handler.length else []
+        with users_code("length()", handler):
+            lengths = [int(handler.length(example)) for example in handler.examples] if handler.length else []
     return lengths if len(set(lengths)) > 1 else []
 
 
-def drawn(lengths: Sequence[int], number: int, seed: int) -> Any:
-    """So many lengths, at random from these; 0 where there are none."""
+def traffic_of(args: argparse.Namespace, trace: Trace | None, lengths: Sequence[int]) -> Traffic:
+    """The requests to simulate. A trace without lengths gets some of `lengths`, at random."""
     import numpy as np
 
-    return np.random.default_rng((seed, 1)).choice(np.array(lengths or [0], dtype=np.int64), number)
+    from gpuworker.tuning.prediction import Traffic
+
+    if trace is None:
+        return Traffic.of_rate(args.rate, args.requests, lengths, args.seed)
+    if len(lengths) and not trace.lengths.any():
+        trace = trace._replace(lengths=np.random.default_rng((args.seed, 1)).choice(lengths, len(trace.lengths)))
+    return Traffic.of_trace(trace)
 
 
 def measured(handler: Handler, lengths: Sequence[int], args: argparse.Namespace) -> Profile:
     """The handler's run times."""
     from gpuworker.tuning.measure import RunBatchFailed, examples_by_length, measure
 
-    examples = examples_by_length(handler.examples, handler.length, maker(handler), lengths)
+    with users_code("length() or example()", handler):
+        examples = examples_by_length(handler.examples, handler.length, maker(handler), lengths)
     if not examples:
         raise CommandError(f"handler {handler.name} has no requests to be measured with: add a method warmup() that returns a list of examples")
     print(f"measuring {handler.name} for at most {span(args.limit_s)} ...", file=sys.stderr, flush=True)

@@ -49,7 +49,7 @@ Figure = Callable[[Trial], float]
 FIGURES: tuple[tuple[Figure, float, float], ...] = (
     (lambda trial: 1 - trial.goodput, 0.0, 0.003),
     (lambda trial: trial.late, 0.0, 0.003),
-    (lambda trial: trial.mean_ns if trial.mean_ns == trial.mean_ns else math.inf, 0.01, 0.0),
+    (lambda trial: trial.mean_ns if trial.mean_ns == trial.mean_ns else math.inf, 0.03, 0.0),
     (lambda trial: trial.busy, 0.0, 0.01),
 )
 """What has to be small, in order of importance; and by how much of itself, and how much in all, it may be larger than the least."""
