@@ -35,6 +35,7 @@ def test_every_error_is_exported_and_derives_from_the_base():
         ("segment", {"segment", "errors", "_native", "scheduling"}),
         ("client", {"client", "segment", "payload", "errors", "_native"}),
         ("testing", {"testing", "scheduling"}),
+        ("tuning", {"tuning", "testing", "scheduling", "payload", "worker"}),
     ],
 )
 def test_import_rules(room, allowed):
