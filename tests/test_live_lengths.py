@@ -11,7 +11,7 @@ import pytest
 import gpuworker
 from gpuworker.worker import scheduled_line
 from tests.conftest import Gate, eventually
-from tests.test_latency_budget import LONG_MS, hold, known_costs, live, outcome  # noqa: F401 (a fixture)
+from tests.live_worker import LONG_MS, hold, known_costs, live_fixture, outcome  # noqa: F401
 
 TOO_MANY_TOKENS = pytest.mark.xfail(reason="JointBudget._late does not look at max_batch_tokens where there are no boundaries", strict=True)
 
@@ -32,7 +32,7 @@ def words(count, longest, seed):
 # limits
 
 
-def test_a_request_that_is_too_long_is_refused_before_it_is_sent(live):  # noqa: F811
+def test_a_request_that_is_too_long_is_refused_before_it_is_sent(live):
     worker, gate = live(latency_budget_ms=None, length_buckets=(4, 8))
     client = worker.connect(length=len)
     for call in (client.submit, client.enqueue, lambda request: list(client.map([request]))):
@@ -48,7 +48,7 @@ def test_a_request_that_is_too_long_is_refused_before_it_is_sent(live):  # noqa:
     ("options", "limit"),
     [({"length_buckets": (4, 8)}, 8), ({"length_buckets": "learn", "max_length": 8}, 8), ({"max_batch_tokens": 8}, 8), ({"max_length": 8}, 8)],
 )
-def test_the_owner_refuses_what_is_too_long_and_lives(live, options, limit):  # noqa: F811
+def test_the_owner_refuses_what_is_too_long_and_lives(live, options, limit):
     worker, gate = live(Ruled(), latency_budget_ms=None, **options)
     client = worker.connect()
     pending = [client.enqueue("x" * n) for n in (1, 9, 100, 8)]
@@ -63,7 +63,7 @@ def test_the_owner_refuses_what_is_too_long_and_lives(live, options, limit):  # 
 
 
 @pytest.mark.parametrize("answer", [ZeroDivisionError("on purpose"), "many", None, float("nan")], ids=str)
-def test_a_length_that_cannot_be_told_fails_that_request_alone(live, answer):  # noqa: F811
+def test_a_length_that_cannot_be_told_fails_that_request_alone(live, answer):
     class Fickle(Gate):
         def length(self, request):
             if request == "bad":
@@ -85,7 +85,7 @@ def test_a_length_that_cannot_be_told_fails_that_request_alone(live, answer):  #
     eventually(lambda: worker.stats().slots_in_use == 0)
 
 
-def test_an_unusable_length_of_a_client_is_its_own_error(live):  # noqa: F811
+def test_an_unusable_length_of_a_client_is_its_own_error(live):
     worker, _ = live(length_buckets=(4, 8))
     for length, error in ((lambda request: 1 // 0, ZeroDivisionError), (lambda request: -1, ValueError), (lambda request: "many", ValueError)):
         with pytest.raises(error):
@@ -100,7 +100,7 @@ def test_an_unusable_length_of_a_client_is_its_own_error(live):  # noqa: F811
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_batches_never_mix_buckets(live, seed):  # noqa: F811
+def test_batches_never_mix_buckets(live, seed):
     """Without a budget nothing is ever about to be missed, so nothing is merged upward."""
     boundaries = (4, 8, 64)
     worker, gate = live(Ruled(), latency_budget_ms=None, length_buckets=boundaries, max_batch_size=8)
@@ -116,7 +116,7 @@ def test_batches_never_mix_buckets(live, seed):  # noqa: F811
     assert len(gate.batches) <= 1 + len(requests) // 8 + len(boundaries)
 
 
-def test_a_bucket_about_to_be_missed_rides_with_a_longer_one(live, tmp_path):  # noqa: F811
+def test_a_bucket_about_to_be_missed_rides_with_a_longer_one(live, tmp_path):
     """As it cannot wait until that one has run: 10 s, of the 15 that it has."""
 
     def answer(request):
@@ -137,7 +137,7 @@ def test_a_bucket_about_to_be_missed_rides_with_a_longer_one(live, tmp_path):  #
 
 
 @pytest.mark.parametrize(("boundaries", "sizes", "padded"), [((512,), [2], 3 * 512), ((256, 512), [1, 1], 2 * 256 + 512)])
-def test_lengths_around_a_boundary_share_a_batch_when_their_bucket_holds_both(live, boundaries, sizes, padded):  # noqa: F811
+def test_lengths_around_a_boundary_share_a_batch_when_their_bucket_holds_both(live, boundaries, sizes, padded):
     worker, gate = live(Ruled(), latency_budget_ms=None, length_buckets=boundaries)
     client = worker.connect()
     first = hold(client, gate)
@@ -160,7 +160,7 @@ def test_lengths_around_a_boundary_share_a_batch_when_their_bucket_holds_both(li
     ids=str,
 )
 @pytest.mark.parametrize("max_batch_tokens", [64, 150])
-def test_no_batch_exceeds_the_token_budget(live, boundaries, budget_ms, max_batch_tokens):  # noqa: F811
+def test_no_batch_exceeds_the_token_budget(live, boundaries, budget_ms, max_batch_tokens):
     worker, gate = live(
         Ruled(),
         latency_budget_ms=budget_ms,
@@ -195,7 +195,7 @@ def test_no_batch_exceeds_the_token_budget(live, boundaries, budget_ms, max_batc
     assert max(map(len, gate.batches)) > 1
 
 
-def test_sizes_that_the_handler_pads_to_leave_a_lone_request_alone(live):  # noqa: F811
+def test_sizes_that_the_handler_pads_to_leave_a_lone_request_alone(live):
     worker, gate = live(allowed_batch_sizes=(1, 4, 8), max_batch_size=32)
     assert worker.options.max_batch_size == 8
     client = worker.connect()
@@ -216,7 +216,7 @@ def test_sizes_that_the_handler_pads_to_leave_a_lone_request_alone(live):  # noq
 # learning
 
 
-def test_boundaries_are_learned_under_load_and_no_request_is_lost(live, monkeypatch, caplog):  # noqa: F811
+def test_boundaries_are_learned_under_load_and_no_request_is_lost(live, monkeypatch, caplog):
     monkeypatch.setattr(scheduled_line, "LEARN_TICKS", 1)
     caplog.set_level(logging.INFO, "gpuworker")
     worker, gate = live(Ruled(), length_buckets="learn", max_length=640, max_length_buckets=3, max_batch_size=8)

@@ -15,7 +15,7 @@ from gpuworker.scheduling.cost_model import CostModel
 from gpuworker.worker.cost_file import CostFile
 from tests import handlers
 from tests.conftest import Gate, eventually, kill_owner, running
-from tests.test_latency_budget import LONG_MS, hold, live, outcome  # noqa: F401 (a fixture)
+from tests.live_worker import LONG_MS, hold, live_fixture, outcome  # noqa: F401
 
 CALM = {"latency_budget_ms": LONG_MS, "cost_file": "off"}
 
@@ -29,7 +29,7 @@ def order(gate):
 
 
 @pytest.mark.parametrize("budget_ms", [None, LONG_MS])
-def test_higher_priorities_go_first_and_each_in_its_order(live, budget_ms):  # noqa: F811
+def test_higher_priorities_go_first_and_each_in_its_order(live, budget_ms):
     worker, gate = live(latency_budget_ms=budget_ms, priority_ageing_ms=0, max_batch_size=2)
     client = worker.connect()
     first = hold(client, gate)
@@ -41,7 +41,7 @@ def test_higher_priorities_go_first_and_each_in_its_order(live, budget_ms):  # n
 
 
 @pytest.mark.parametrize(("ageing_ms", "expected"), [(0, ["new high", "old low"]), (20, ["old low", "new high"])])
-def test_a_low_priority_rises_as_it_waits(live, ageing_ms, expected):  # noqa: F811
+def test_a_low_priority_rises_as_it_waits(live, ageing_ms, expected):
     worker, gate = live(priority_ageing_ms=ageing_ms, max_batch_size=1)
     client = worker.connect()
     first = hold(client, gate)
@@ -54,7 +54,7 @@ def test_a_low_priority_rises_as_it_waits(live, ageing_ms, expected):  # noqa: F
 
 
 @pytest.mark.parametrize("fair_share", [True, False])
-def test_one_client_does_not_starve_another(live, fair_share):  # noqa: F811
+def test_one_client_does_not_starve_another(live, fair_share):
     worker, gate = live(fair_share=fair_share, max_batch_size=4)
     greedy, modest = worker.connect(), worker.connect()
     first = hold(greedy, gate)
@@ -67,7 +67,7 @@ def test_one_client_does_not_starve_another(live, fair_share):  # noqa: F811
 # withdrawals
 
 
-def test_cancelled_requests_leave_the_scheduler(live):  # noqa: F811
+def test_cancelled_requests_leave_the_scheduler(live):
     worker, _ = live(priority_ageing_ms=0, max_batch_size=8, capacity=256)
     scheduler = worker._session.owner.line._scheduler
 
@@ -97,7 +97,7 @@ def test_cancelled_requests_leave_the_scheduler(live):  # noqa: F811
     assert len(scheduler) == 0
 
 
-def test_requests_that_wait_for_company_are_forgotten_when_they_are_withdrawn(live):  # noqa: F811
+def test_requests_that_wait_for_company_are_forgotten_when_they_are_withdrawn(live):
     worker, gate = live(wait="until_deadline", priority_ageing_ms=0, length_buckets=(8, 16), max_batch_size=64)
     scheduler, client = worker._session.owner.line._scheduler, worker.connect(length=lambda request: 1 + request % 16)
     pending = [client.enqueue(i, priority=i % 3) for i in range(48)]
@@ -207,7 +207,7 @@ def test_what_does_not_fit_into_draining_is_told_so(start, held):
 # what is learned is kept
 
 
-def test_the_next_start_is_warm(live, tmp_path):  # noqa: F811
+def test_the_next_start_is_warm(live, tmp_path):
     file = tmp_path / "folder" / "costs.json"
     for life in range(2):
         worker, _ = live(cost_file=str(file), length_buckets=None)
@@ -222,7 +222,7 @@ def test_the_next_start_is_warm(live, tmp_path):  # noqa: F811
 
 
 @pytest.mark.parametrize("contents", [b"", b"not JSON", b'{"format": 1}', b"[]", b"\xff" * 100, "other boundaries"], ids=str)
-def test_a_corrupt_file_is_one_line_in_the_log(live, tmp_path, caplog, contents):  # noqa: F811
+def test_a_corrupt_file_is_one_line_in_the_log(live, tmp_path, caplog, contents):
     caplog.set_level(logging.WARNING, "gpuworker")
     file = tmp_path / "costs.json"
     if contents == "other boundaries":
@@ -240,7 +240,7 @@ def test_a_corrupt_file_is_one_line_in_the_log(live, tmp_path, caplog, contents)
     assert caplog.text == "", "and the next start has a good one"
 
 
-def test_learned_boundaries_are_there_at_the_next_start(live, tmp_path):  # noqa: F811
+def test_learned_boundaries_are_there_at_the_next_start(live, tmp_path):
     class Ruled(Gate):
         length = staticmethod(len)
 
