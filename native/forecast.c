@@ -53,7 +53,7 @@ int gw_is_late(const gw_port *port, uint64_t terms, gw_forecast *out) {
     if (out) *out = (gw_forecast){estimated, budget, depth};
     /* With less room than that, whether a request is in time depends on who else comes: there a forecast turns away too many. */
     uint64_t ran = GW_PEEK(&h->ran_ns);
-    if (now > ran && now - ran >= GW_PROBE_AFTER_NS) return 0; /* let some through: the forecast may be what is wrong */
+    if (now > ran && now - ran >= GW_PROBE_AFTER_NS && !GW_PEEK(&h->batch_started_ns)) return 0; /* let some through: the forecast may be what is wrong */
     return full && estimated > budget && (h->admission == GW_ADMIT_IN_TIME || budget >= GW_ROOM_BATCHES * full);
 }
 

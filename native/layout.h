@@ -123,7 +123,7 @@ typedef struct {
     _Alignas(GW_LINE) _Atomic uint64_t ready[GW_MAX_CAPACITY / 64]; /* frontends set bits, the owner clears words */
     _Alignas(GW_LINE) _Atomic uint64_t arrived[GW_LANES]; /* requests published, by length bucket; frontends add, while there is a forecast */
     _Alignas(GW_LINE) _Atomic uint64_t free_at_ns; /* predicted end of the running batch; 0 = idle */
-    _Atomic uint64_t ran_ns; /* when a batch began last */
+    _Atomic uint64_t ran_ns; /* when a batch began or ended last */
     _Atomic uint32_t lanes;
     gw_lane lane[GW_LANES];
     _Alignas(GW_LINE) gw_stats stats;

@@ -162,11 +162,12 @@ static void expire(gw_port *port, gw_slot *slot, int64_t ticket) {
 }
 
 /* Brings those `count` of the backlog to its front that are to go, in order: the first ones, unless a participant would get less than a quarter of its even share of
- * this batch and the next although it has more. Then each one's first request goes before anybody's second: so one that has queued a thousand delays
- * another's single one by two batches at most. Twin of gpuworker/scheduling/fairness.py. */
+ * these and the next three batches although it has more. Then each one's first request goes before anybody's second: so one that has queued a thousand
+ * delays another's single one by four batches at most. Twin of gpuworker/scheduling/fairness.py. */
+#define GW_FAIR_BATCHES 4
 static void fair_front(gw_port *port, uint32_t count) {
     static _Thread_local uint16_t has[GW_MAX_PARTICIPANTS + 1], soon[GW_MAX_PARTICIPANTS + 1], turn[2 * GW_MAX_CAPACITY], taking_turn[2 * GW_MAX_CAPACITY + 1];
-    if (!count || port->queued <= 2 * count) return;
+    if (!count || port->queued <= GW_FAIR_BATCHES * count) return;
     uint32_t clients = 0, is_fair = 1;
     memset(has, 0, sizeof has);
     memset(soon, 0, sizeof soon);
@@ -174,10 +175,10 @@ static void fair_front(gw_port *port, uint32_t count) {
     for (uint32_t k = 0; k < port->queued; k++) {
         uint32_t who = port->backlog[k].participant % (GW_MAX_PARTICIPANTS + 1);
         clients += !has[who];
-        soon[who] += k < 2 * count;
+        soon[who] += k < GW_FAIR_BATCHES * count;
         taking_turn[turn[k] = has[who]++]++;
     }
-    for (uint32_t who = 0; who <= GW_MAX_PARTICIPANTS; who++) is_fair &= soon[who] == has[who] || soon[who] * 2 * clients >= count;
+    for (uint32_t who = 0; who <= GW_MAX_PARTICIPANTS; who++) is_fair &= soon[who] == has[who] || soon[who] * 4 * clients >= GW_FAIR_BATCHES * count;
     if (is_fair) return;
     uint32_t last = 0, room = count; /* all turns before `last` go, and `room` of that one */
     while (room > taking_turn[last]) room -= taking_turn[last++];

@@ -154,16 +154,6 @@ def test_waiting_until_the_deadline_is_a_choice(live, tmp_path, wait):
     assert worker.stats().dispatch_reasons["value" if wait == "auto" else "budget"] == len(gate.batches)
 
 
-@pytest.mark.xfail(reason="nothing is spared for the owner's timer, which fires a little too late", strict=True)
-def test_waiting_until_the_deadline_spares_time_for_waking_up(live, tmp_path):
-    """Where one request more costs nothing, e.g. as the handler pads its batches, the wait ends exactly one run before the budget."""
-    worker, gate = live(latency_budget_ms=500, wait="until_deadline", cost_file=known_costs(tmp_path, 100, 8), max_batch_size=8)
-    client = worker.connect()
-    pending = [client.enqueue(i) for i in range(3)]
-    assert [outcome(one) for one in pending] == [0, 1, 2]
-    assert gate.batches == [[0, 1, 2]]
-
-
 def test_max_wait_ms_caps_the_wait(live, tmp_path):
     worker, _ = live(wait="until_deadline", max_wait_ms=5, cost_file=known_costs(tmp_path, 1, 8), max_batch_size=8)
     assert worker.connect().submit("a", timeout=30) == "a", "and not after the budget of a minute"

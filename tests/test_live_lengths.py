@@ -13,8 +13,6 @@ from gpuworker.worker import scheduled_line
 from tests.conftest import Gate, eventually
 from tests.live_worker import LONG_MS, hold, known_costs, live_fixture, outcome  # noqa: F401
 
-TOO_MANY_TOKENS = pytest.mark.xfail(reason="JointBudget._late does not look at max_batch_tokens where there are no boundaries", strict=True)
-
 
 class Ruled(Gate):
     """Requests are strings; a length is that of the string, if it is one."""
@@ -154,8 +152,8 @@ def test_lengths_around_a_boundary_share_a_batch_when_their_bucket_holds_both(li
     [
         *itertools.product([None, (8, 32, 64), "learn"], [None, LONG_MS]),
         ((8, 32, 64), 5),
-        pytest.param(None, 5, marks=TOO_MANY_TOKENS),
-        pytest.param("learn", 5, marks=TOO_MANY_TOKENS),
+        pytest.param(None, 5),
+        pytest.param("learn", 5),
     ],
     ids=str,
 )

@@ -245,6 +245,24 @@ def test_a_wait_that_is_over_is_no_wait():
     assert scheduler.decide(decision.until_ns).reason == Reason.BUDGET
 
 
+def test_the_last_instant_spares_the_time_to_wake_up():
+    scheduler = joint(100 * MS, wait="until_deadline", slack_ns=MS)
+    scheduler.add(Queued(1, 0))
+    assert scheduler.decide(0).until_ns == 100 * MS - cost_ns(2) - MS
+    assert scheduler.decide(100 * MS - cost_ns(2)).size == 1  # it was called late, and nothing is lost
+
+
+def test_where_nobody_who_comes_during_a_run_can_be_in_time_batches_leave_at_the_last_instant():
+    flat = lambda size, length=0: 10 * MS + 50 * US * size  # noqa: E731
+    for budget_ms, waits in ((20, True), (21, False)):  # one alone takes 10.05 ms
+        scheduler = joint(budget_ms * MS, flat)
+        scheduler.add(Queued(1, 0))
+        decision = scheduler.decide(0)
+        assert isinstance(decision, Wait) == waits
+        if waits:
+            assert decision.until_ns == budget_ms * MS - flat(2)
+
+
 def test_outcomes_are_counted_once():
     result = simulate(joint(14 * MS), [0] * 100, cost_ns, budget_ns=14 * MS)
     assert [result.count(outcome) for outcome in Outcome] == [32, 0, 0, 68]

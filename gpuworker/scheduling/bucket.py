@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
@@ -20,9 +21,10 @@ class Bucket:
     be missed, `latest_start_ns`; and its priority, `level`. `served_ns`: when its last batch left.
     """
 
-    def __init__(self, length: int, cap: int, run_times: RunTimes, firm: bool, max_tokens: int | None = None) -> None:
+    def __init__(self, length: int, cap: int, run_times: RunTimes, firm: bool, max_tokens: int | None = None, slack_ns: int = 0) -> None:
         self.length, self.cap, self.firm, self._run_times = length, cap, firm, run_times
         self._max_tokens = max_tokens if not length else None
+        self._slack_ns = slack_ns
         self.run_ns = run_times.table(length)
         """Predicted run time by batch size."""
         self.arrivals = Arrivals()
@@ -88,20 +90,24 @@ class Bucket:
         elif size < cap and size == len(self):
             oldest_ns = min([lane.requests[0].enqueue_ns for lane in lanes if lane])
             arrivals = self.arrivals if worth_ns is not None and leaves_room(self.run_ns, worth_ns) else None
-            self.leave_ns, self.reason = departure(size, oldest_ns, first_ns if self.firm else None, self.run_ns, max_wait_ns, arrivals, now_ns)
+            due_ns = first_ns - self._slack_ns if self.firm else None
+            self.leave_ns, self.reason = departure(size, oldest_ns, due_ns, self.run_ns, max_wait_ns, arrivals, now_ns)
 
     def _plan_simply(self, lane: Lane, now_ns: int, starts_ns: int) -> bool:
-        """What nearly always holds under load, and is asked of every bucket for every batch: a full batch, and nobody in its way. False: plan it properly."""
+        """What nearly always holds under load, and is asked of every bucket for every batch: a full batch can be in time. False: plan it properly."""
         due = lane.due_ns
         if not due:
             self.size = 0
             return True
         run_ns = self.run_ns[self.cap]
-        if len(due) < self.cap or due[0] < starts_ns + run_ns or self._max_tokens is not None:
+        end_ns = starts_ns + run_ns
+        blocked = 0 if due[0] >= end_ns else bisect_left(due, end_ns)
+        if len(due) - blocked < self.cap or self._max_tokens is not None:
             return False
-        self.size, self.planned_ns, self.leave_ns, self.reason, self.level = self.cap, run_ns, now_ns, Reason.FULL, self._order[0]
-        self.latest_start_ns = due[0] - run_ns
-        self._shares = (Share(self.cap, starts_ns + run_ns),)
+        self.size, self.planned_ns, self.leave_ns, self.level = self.cap, run_ns, now_ns, self._order[0]
+        self.reason = Reason.OVERLOAD if blocked else Reason.FULL
+        self.latest_start_ns = due[blocked] - run_ns
+        self._shares = (Share(self.cap, end_ns),)
         return True
 
     def _token_cap(self, lanes: Sequence[Lane], max_tokens: int) -> int:
@@ -129,6 +135,18 @@ class Bucket:
             postponed = batch.pop()  # the first ones were in others' way, so these are not those that were counted
             self.add(postponed, due_ns(postponed))
         return batch, blocked
+
+    def take_overdue(self, budget_ns: int) -> list[Queued]:
+        """A batch of those that are past their budget; small enough that a request which comes just after it has left can still be in time."""
+        size, longest = 0, 0
+        for request in self.overdue:
+            longest = max(longest, request.length)
+            run_ns = self.run_ns if self._max_tokens is None else self._run_times.table(coarse(longest))
+            too_long = self._max_tokens is not None and longest * (size + 1) > self._max_tokens
+            if size and (size == self.cap or too_long or run_ns[size + 1] + run_ns[1] > budget_ns):
+                break
+            size += 1
+        return [self.overdue.popleft() for _ in range(size)]
 
     def take_endangered(self, batch: list[Queued], end_ns: int, limit_ns: int, ends_ns: Callable[[int], int]) -> int:
         """Moves into `batch`, of a longer bucket, those of ours that would be too late once it has ended at `end_ns` and can be in time in it, without making it

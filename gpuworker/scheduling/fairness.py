@@ -8,19 +8,22 @@ from collections.abc import Sequence
 
 from gpuworker.scheduling.decision import Queued
 
+BATCHES = 4
+"""Nobody waits for more batches than these because others have queued so much. Shorter queues, which most are, need no look."""
+
 
 def fair_front(queue: Sequence[Queued], count: int, participants: Sequence[int] | None = None) -> list[Queued]:
-    """`count` of `queue`, in its order: the first ones, unless a client would get less than a quarter of its even share of this batch and the next although it
-    has more. Then round robin over the clients: so one that has queued a thousand requests delays another's single one by two batches at most.
+    """`count` of `queue`, in its order: the first ones, unless a client would get less than a quarter of its even share of these and the next three batches
+    although it has more. Then round robin over the clients: so one that has queued a thousand requests delays another's single one by four batches at most.
 
     participants: those of `queue`, where they are at hand. Twin of fair_front in native/owner.c (tests/test_fairness.py compares them).
     """
-    if len(queue) <= 2 * count or not count:
+    if len(queue) <= BATCHES * count or not count:
         return list(queue[:count])
     if participants is None:
         participants = [request.participant for request in queue]
-    has, soon = Counter(participants), Counter(participants[: 2 * count])
-    least = count / 2 / len(has)
+    has, soon = Counter(participants), Counter(participants[: BATCHES * count])
+    least = BATCHES * count / 4 / len(has)
     for client, queued in has.items():
         if soon[client] < least and soon[client] < queued:
             return _round_robin(queue, count)

@@ -40,7 +40,7 @@ class Forecast(NamedTuple):
 
 
 def forecast(lanes: Sequence[LaneView], length: int, budget_ns: int, busy_ns: int, always: bool = False, idle_ns: int = 0) -> Forecast:
-    """For a request of `length` with `budget_ns`, while the device is busy for another `busy_ns`; the last batch began `idle_ns` ago.
+    """For a request of `length` with `budget_ns`, while the device is busy for another `busy_ns`; it has been idle for `idle_ns`.
 
     Before its batch go the running one, all full batches and what is left of other buckets. Those that will have come until then are in its batch. With a
     budget below ROOM_BATCHES full batches it is turned away only if `always`.

@@ -22,6 +22,7 @@ class JointBudget:
     run_times: predicted run times. budget_ns: from enqueue to answer, for requests that do not bring their own; None: no request has one. max_wait_ns: cap of
     the wait; None: none. wait: "auto" or "until_deadline". length_buckets: ascending boundaries; a request longer than the last belongs to the last.
     max_batch_tokens bounds requests * padded length. allowed_batch_sizes: what batches are padded to. priority_ageing_ns: see Bucket.promote; 0: never.
+    slack_ns: how much later than asked for `decide` may be called; spared where a batch waits until the last instant.
     """
 
     def __init__(
@@ -38,12 +39,13 @@ class JointBudget:
         allowed_batch_sizes: Sequence[int] = (),
         fair_share: bool = True,
         priority_ageing_ns: int = 0,
+        slack_ns: int = 0,
     ) -> None:
         self.run_times, self.budget_ns, self.max_wait_ns = run_times, budget_ns, max_wait_ns
         self._max_batch_size, self._max_batch_tokens, self._sizes = max_batch_size, max_batch_tokens, tuple(allowed_batch_sizes)
         self._serves_late, self._worth_ns = late == "serve", budget_ns if wait == "auto" else None
         self._cap_ns = max_wait_ns if budget_ns is not None else max_wait_ns or 0
-        self._fair_share, self._ageing_ns = fair_share, priority_ageing_ns
+        self._fair_share, self._ageing_ns, self._slack_ns = fair_share, priority_ageing_ns, slack_ns
         self.buckets: list[Bucket] = []
         self.boundaries: tuple[int, ...] = ()
         self._ran_ns = -PROBE_AFTER_NS
@@ -54,7 +56,9 @@ class JointBudget:
         queued = [request for bucket in self.buckets for request in bucket]
         self.boundaries = tuple(boundaries)
         firm = self.budget_ns is not None
-        self.buckets = [Bucket(length, self._cap(length), self.run_times, firm, self._max_batch_tokens) for length in self.boundaries or (0,)]
+        self.buckets = [
+            Bucket(length, self._cap(length), self.run_times, firm, self._max_batch_tokens, self._slack_ns) for length in self.boundaries or (0,)
+        ]
         self._version: int | None = None
         self._refresh()
         for request in sorted(queued, key=lambda one: one.enqueue_ns):
@@ -98,6 +102,7 @@ class JointBudget:
 
     def observe(self, batch: Sequence[Queued], started_ns: int, ended_ns: int) -> None:
         """See Scheduler.observe."""
+        self._ran_ns = ended_ns
         size = next((size for size in self._sizes if size >= len(batch)), len(batch))
         length = longest(batch)
         padded = self.bucket_of(length).length or (coarse(length) if self._max_batch_tokens else 0)
@@ -117,14 +122,15 @@ class JointBudget:
                 runnable.append(bucket)
             elif late := bucket.pop_late(now_ns + bucket.run_ns[1]):
                 hopeless.append((bucket, late))
-        if hopeless and not runnable and self.run_times.learns and now_ns - self._ran_ns >= PROBE_AFTER_NS:
-            return self._probe(hopeless, now_ns)
+        is_idle = now_ns - self._ran_ns >= PROBE_AFTER_NS
+        if hopeless and not runnable and is_idle and self.run_times.learns and (probe := self._probe(hopeless, now_ns)) is not None:
+            return probe
         for bucket, late in hopeless:
             rejected += self._give_up(bucket, late)
         chosen = most_urgent(runnable, now_ns, may_wait, self._fair_share)
         if chosen is not None:
             return self._run(chosen, now_ns, rejected)
-        late_run = None if runnable else self._late()
+        late_run = self._late(self.budget_ns) if self.budget_ns and not runnable else None
         if late_run is not None:
             return late_run._replace(rejected=rejected)
         return Wait(min([bucket.leave_ns for bucket in runnable], default=None), rejected)
@@ -141,8 +147,7 @@ class JointBudget:
         for other in self.buckets:
             if late := other.pop_late(end_ns):
                 rejected += self._give_up(other, late)
-        length = bucket.length or (longest(batch) if self._max_batch_tokens else 0)
-        return Run(len(batch), reason, batch, rejected, length, end_ns - now_ns)
+        return Run(len(batch), reason, batch, rejected, self._padding(bucket, batch)[0], end_ns - now_ns)
 
     def _merge_upward(self, bucket: Bucket, batch: list[Queued], now_ns: int) -> int:
         """Fills a batch up with requests of shorter buckets that would be missed otherwise. -> how long it takes now."""
@@ -153,13 +158,16 @@ class JointBudget:
             limit_ns = shorter.take_endangered(batch, end_ns, limit_ns, lambda n: now_ns + run_ns[n] if n <= cap else NEVER_NS + 1)
         return run_ns[len(batch)]
 
-    def _probe(self, hopeless: list[tuple[Bucket, list[Queued]]], now_ns: int) -> Run:
-        """Runs the request that has the most time left, though it seems too late: else a prediction that is too high would never be corrected."""
-        bucket, late = max(hopeless, key=lambda one: one[1][-1].enqueue_ns)
+    def _probe(self, hopeless: list[tuple[Bucket, list[Queued]]], now_ns: int) -> Run | None:
+        """Runs the request that has the most time left, though that seems too little: else a prediction that is too high would never be corrected."""
+        bucket, late = max(hopeless, key=lambda one: self.due_ns(one[1][-1]))
+        if self.due_ns(late[-1]) <= now_ns:
+            return None
         probe = late.pop()
         self._ran_ns = now_ns
         rejected = [request for one, requests in hopeless for request in self._give_up(one, requests)]
-        return Run(1, Reason.PROBE, [probe], rejected, bucket.length or (probe.length if self._max_batch_tokens else 0), bucket.run_ns[1])
+        padded, run_ns = self._padding(bucket, [probe])
+        return Run(1, Reason.PROBE, [probe], rejected, padded, run_ns[1])
 
     def _give_up(self, bucket: Bucket, requests: list[Queued]) -> list[Queued]:
         """-> those to reject."""
@@ -168,13 +176,17 @@ class JointBudget:
         bucket.overdue.extend(requests)
         return []
 
-    def _late(self) -> Run | None:
-        """A batch of those that are past their budget; small enough that a request which comes just after it has left can still be in time."""
+    def _late(self, budget_ns: int) -> Run | None:
+        """A batch of requests that are past their budget."""
         bucket = min((bucket for bucket in self.buckets if bucket.overdue), key=lambda one: one.overdue[0].enqueue_ns, default=None)
         if bucket is None:
             return None
-        size = min(bucket.cap, len(bucket.overdue))
-        while size > 1 and self.budget_ns and bucket.run_ns[size] + bucket.run_ns[1] > self.budget_ns:
-            size -= 1
-        batch = [bucket.overdue.popleft() for _ in range(size)]
-        return Run(size, Reason.LATE, batch, (), bucket.length, bucket.run_ns[size])
+        batch = bucket.take_overdue(budget_ns)
+        padded, run_ns = self._padding(bucket, batch)
+        return Run(len(batch), Reason.LATE, batch, (), padded, run_ns[len(batch)])
+
+    def _padding(self, bucket: Bucket, batch: Sequence[Queued]) -> tuple[int, Sequence[int]]:
+        """What a batch is padded to, and what batches of that length take."""
+        if bucket.length or not self._max_batch_tokens:
+            return bucket.length, bucket.run_ns
+        return longest(batch), self.run_times.table(coarse(longest(batch)))

@@ -58,7 +58,9 @@ class Setting:
             return KnownRunTimes(self.padded_ns, self.max_batch_size)
         model = CostModel(self.max_batch_size, allowed_batch_sizes=self.allowed_batch_sizes)
         for length in self.length_buckets or (0,):
-            doubling = sorted({*(1 << power for power in range(self.max_batch_size.bit_length())), self.max_batch_size})  # as a warm-up profile has it
+            doubling = sorted(
+                {*(1 << power for power in range(self.max_batch_size.bit_length())), self.max_batch_size}
+            )  # as a warm-up profile has it
             for size in self.allowed_batch_sizes or doubling:
                 model.seed(size, length, [self.padded_ns(size, length)] * 5)
         return model

@@ -29,6 +29,8 @@ LEARN_TICKS = 50
 """Between two looks at the length histogram: 5 s."""
 KEEP_TICKS = 300
 """Between two savings of what was learned: 30 s."""
+LEAST_SLACK_NS, MOST_SLACK_NS = 200_000, 2_000_000
+"""Where requests wait until the last instant, it is moved forward by 1 % of the budget, within these: the owner never wakes up just in time."""
 _MAX_REFUSAL: int = lib.GW_MAX_REFUSAL
 
 
@@ -59,6 +61,7 @@ class ScheduledLine:
             allowed_batch_sizes=sizes,
             fair_share=options.fair_share,
             priority_ageing_ns=_ns(options.priority_ageing_ms) or 0,
+            slack_ns=min(max((_ns(options.latency_budget_ms) or 0) // 100, LEAST_SLACK_NS), MOST_SLACK_NS),
         )
         self._uses_lengths = learns or bool(boundaries or options.max_batch_tokens or options.max_length)
         self._proposed: tuple[int, ...] | None = None
