@@ -161,30 +161,33 @@ static void expire(gw_port *port, gw_slot *slot, int64_t ticket) {
     if (gw_end(port, slot, ticket) == 1) GW_COUNT(&port->header->stats.expired, -1ull); /* its frontend was faster, and counts it */
 }
 
-/* Brings those `count` of the backlog to its front that are to go, in order: the first ones, unless a participant would get less than a quarter of its even share of
- * these and the next three batches although it has more. Then each one's first request goes before anybody's second: so one that has queued a thousand
- * delays another's single one by four batches at most. Twin of gpuworker/scheduling/fairness.py. */
+/* Brings those `count` of the backlog to its front that are to go, in order: the first ones; but a participant that would get less than a quarter of its even
+ * share of these and the next three batches, although it has more, gets a quarter of its even share of these, and at least one. So one that has queued a
+ * thousand does not keep the others waiting. Twin of gpuworker/scheduling/fairness.py. */
 #define GW_FAIR_BATCHES 4
 static void fair_front(gw_port *port, uint32_t count) {
-    static _Thread_local uint16_t has[GW_MAX_PARTICIPANTS + 1], soon[GW_MAX_PARTICIPANTS + 1], turn[2 * GW_MAX_CAPACITY], taking_turn[2 * GW_MAX_CAPACITY + 1];
+    static _Thread_local uint16_t has[GW_MAX_PARTICIPANTS + 1], soon[GW_MAX_PARTICIPANTS + 1], owed[GW_MAX_PARTICIPANTS + 1];
     if (!count || port->queued <= GW_FAIR_BATCHES * count) return;
-    uint32_t clients = 0, is_fair = 1;
+    uint32_t clients = 0, total = 0;
     memset(has, 0, sizeof has);
     memset(soon, 0, sizeof soon);
-    memset(taking_turn, 0, (port->queued + 1) * sizeof *taking_turn);
     for (uint32_t k = 0; k < port->queued; k++) {
         uint32_t who = port->backlog[k].participant % (GW_MAX_PARTICIPANTS + 1);
         clients += !has[who];
+        has[who]++;
         soon[who] += k < GW_FAIR_BATCHES * count;
-        taking_turn[turn[k] = has[who]++]++;
     }
-    for (uint32_t who = 0; who <= GW_MAX_PARTICIPANTS; who++) is_fair &= soon[who] == has[who] || soon[who] * 4 * clients >= GW_FAIR_BATCHES * count;
-    if (is_fair) return;
-    uint32_t last = 0, room = count; /* all turns before `last` go, and `room` of that one */
-    while (room > taking_turn[last]) room -= taking_turn[last++];
-    uint32_t front = 0, back = 0;
+    uint32_t share = count / 4 / clients ? count / 4 / clients : 1;
+    for (uint32_t who = 0; who <= GW_MAX_PARTICIPANTS; who++) {
+        int is_owed = soon[who] < has[who] && soon[who] * 4 * clients < GW_FAIR_BATCHES * count;
+        owed[who] = !is_owed ? UINT16_MAX : (uint16_t)(share < has[who] ? share : has[who]);
+        if (is_owed) total += owed[who];
+    }
+    if (!total) return;
+    uint32_t room = count > total ? count - total : 0, front = 0, back = 0;
     for (uint32_t k = 0; k < port->queued; k++) {
-        int goes = turn[k] < last || (turn[k] == last && room && room--);
+        uint16_t *left = &owed[port->backlog[k].participant % (GW_MAX_PARTICIPANTS + 1)];
+        int goes = front < count && (*left == UINT16_MAX ? room && room-- : *left && (*left)--);
         if (goes) port->backlog[front++] = port->backlog[k];
         else port->aside[back++] = port->backlog[k];
     }

@@ -30,10 +30,20 @@ def test_a_single_request_behind_a_flood_is_in_the_next_batch():
     assert queue[-1] in fair_front(queue, 32)
 
 
-def test_several_floods_share():
-    chosen = fair_front(queue_of(*[1] * 100, *[2] * 100, 3), 9)
-    assert Counter(request.participant for request in chosen) == {1: 4, 2: 4, 3: 1}
-    assert [request.ticket for request in chosen] == [0, 1, 2, 3, 100, 101, 102, 103, 200]
+def test_who_comes_after_a_flood_gets_a_quarter_of_an_even_share():
+    chosen = fair_front(queue_of(*[1] * 1000, *[2] * 100, 3), 48)
+    assert Counter(request.participant for request in chosen) == {1: 48 - 4 - 1, 2: 4, 3: 1}
+    assert [request.ticket for request in chosen] == [*range(43), *range(1000, 1004), 1100]
+
+
+def test_more_clients_than_a_batch_holds_take_turns():
+    queue = queue_of(*[1] * 1000, *range(2, 12))
+    served = []
+    while len(queue) > 16:
+        chosen = fair_front(queue, 4)
+        served += [request.participant for request in chosen]
+        queue = [request for request in queue if request not in chosen]
+    assert set(served[:16]) == set(range(1, 12))
 
 
 def test_c_and_python_agree(name):

@@ -107,7 +107,8 @@ class CostModel:
         return {"format": FORMAT, "margin": self.margin, "shapes": shapes}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Takes over what another model knew (to_dict): one vote for each shape, which two observations outvote (or a shorter one). Raises ValueError if it is no such thing."""
+        """Takes over what another model knew (to_dict): one vote for each shape, which two observations outvote (or a shorter one). Raises ValueError
+        if it is no such thing."""
         try:
             if saved["format"] != FORMAT:
                 raise ValueError(f"run times have format {saved['format']}, not {FORMAT}")

@@ -1,8 +1,7 @@
-"""Who goes first when not all can go: each client's first request before anybody's second."""
+"""One client that has queued a thousand requests does not keep the others waiting."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 
@@ -13,8 +12,8 @@ BATCHES = 4
 
 
 def fair_front(queue: Sequence[Queued], count: int, participants: Sequence[int] | None = None) -> list[Queued]:
-    """`count` of `queue`, in its order: the first ones, unless a client would get less than a quarter of its even share of these and the next three batches
-    although it has more. Then round robin over the clients: so one that has queued a thousand requests delays another's single one by four batches at most.
+    """`count` of `queue`, in its order: the first ones; but a client that would get less than a quarter of its even share of these and the next three batches,
+    although it has more, gets a quarter of its even share of these, and at least one.
 
     participants: those of `queue`, where they are at hand. Twin of fair_front in native/owner.c (tests/test_fairness.py compares them).
     """
@@ -23,28 +22,23 @@ def fair_front(queue: Sequence[Queued], count: int, participants: Sequence[int] 
     if participants is None:
         participants = [request.participant for request in queue]
     has, soon = Counter(participants), Counter(participants[: BATCHES * count])
-    least = BATCHES * count / 4 / len(has)
-    for client, queued in has.items():
-        if soon[client] < least and soon[client] < queued:
-            return _round_robin(queue, count)
-    return list(queue[:count])
+    least, share = BATCHES * count / 4 / len(has), max(count // 4 // len(has), 1)
+    owed = {client: min(share, queued) for client, queued in has.items() if soon[client] < least and soon[client] < queued}
+    return _with(queue, count, owed) if owed else list(queue[:count])
 
 
-def _round_robin(queue: Sequence[Queued], count: int) -> list[Queued]:
-    asked: dict[int, int] = {}
-    turns = []
+def _with(queue: Sequence[Queued], count: int, owed: dict[int, int]) -> list[Queued]:
+    """The first `count`, among them so many of these clients, and no more of those."""
+    room = max(count - sum(owed.values()), 0)
+    chosen: list[Queued] = []
     for request in queue:
-        turn = asked.get(request.participant, 0)
-        asked[request.participant] = turn + 1
-        turns.append(turn)
-    ascending = sorted(turns)
-    last = ascending[count - 1]
-    room = count - bisect_left(ascending, last)  # so many of the last turn's requests go
-    chosen = []
-    for request, turn in zip(queue, turns, strict=True):
-        if turn < last:
+        if len(chosen) == count:
+            break
+        left = owed.get(request.participant)
+        if left:
+            owed[request.participant] = left - 1
             chosen.append(request)
-        elif turn == last and room:
+        elif left is None and room:
             room -= 1
             chosen.append(request)
     return chosen
