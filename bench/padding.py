@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -18,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from gpuworker.scheduling import Queued
-from gpuworker.scheduling.boundaries import BatchCost, best_boundaries, geometric, padding
+from gpuworker.scheduling.boundaries import BatchCost, best_boundaries, padding
 from gpuworker.scheduling.joint_budget import JointBudget
 from gpuworker.scheduling.learning import BoundaryLearner
 from gpuworker.scheduling.run_times import KnownRunTimes
@@ -91,6 +92,15 @@ def padded(lengths: np.ndarray, boundaries: tuple[int, ...]) -> float:
 
 def powers_of_two(top: int) -> tuple[int, ...]:
     return tuple(2**exponent for exponent in range(4, (top - 1).bit_length() + 1))
+
+
+def geometric(max_length: int, ratio: float, multiple: int = 16) -> tuple[int, ...]:
+    """Boundaries that know nothing of the traffic: each `ratio` times the one before, rounded up to a `multiple`; the last is `max_length`."""
+    boundaries, at = [], multiple
+    while at < max_length:
+        boundaries.append(at)
+        at = math.ceil(at // multiple * ratio) * multiple
+    return (*boundaries, max_length)
 
 
 def learner_of(lengths: np.ndarray, k: int, top: int | None = None) -> BoundaryLearner:

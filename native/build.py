@@ -45,7 +45,7 @@ static const int64_t GW_DELIVERED;
 
 typedef struct { int64_t pid; uint64_t start_ticks; uint64_t pid_namespace; } gw_identity;
 typedef struct { uint64_t ticket, enqueue_ns, deadline_ns, terms, participant; } gw_item;
-typedef struct { uint64_t estimated_ns, budget_ns; uint32_t depth; } gw_forecast;
+typedef struct { uint64_t estimated_ns, budget_ns, least_ns; uint32_t depth; } gw_forecast;
 typedef struct {
     gw_identity owner;
     uint64_t epoch, heartbeat_ns, batch_started_ns, started_ns, max_payload_bytes, segment_bytes;
@@ -134,7 +134,7 @@ int gw_is_late(const gw_port *port, uint64_t terms, gw_forecast *out);
 uint64_t gw_arrived(const gw_port *port, uint32_t lane);
 void gw_publish_lane(gw_port *port, uint32_t i, uint64_t length, uint32_t cap, uint64_t run_one_ns, uint64_t run_full_ns);
 void gw_publish_lanes(gw_port *port, uint32_t lanes);
-void gw_publish_queue(gw_port *port, uint32_t i, uint32_t queued, uint64_t gap_ns, uint64_t seen);
+void gw_publish_queue(gw_port *port, uint32_t i, uint32_t queued, uint64_t gap_ns, uint64_t seen, uint64_t ran_ns);
 void gw_set_scheduling(gw_port *port, uint32_t admission, uint64_t budget_ns, uint64_t max_length, uint32_t priorities, uint32_t fair,
                        uint32_t keeps_news);
 void gw_note_batch(gw_port *port, uint64_t predicted_ns, uint64_t tokens, uint64_t padded_tokens);

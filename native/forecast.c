@@ -50,10 +50,11 @@ int gw_is_late(const gw_port *port, uint64_t terms, gw_forecast *out) {
     const gw_lane *lane = &h->lane[mine];
     uint64_t full = GW_PEEK(&lane->run_full_ns), gap = GW_PEEK(&lane->gap_ns), size = ahead + 1 + (gap ? wait / gap : 0);
     uint64_t estimated = wait + run_ns(lane, size < my_cap ? size : my_cap, my_cap);
-    if (out) *out = (gw_forecast){estimated, budget, depth};
+    if (out) *out = (gw_forecast){estimated, budget, run_ns(lane, 1, my_cap), depth};
     /* With less room than that, whether a request is in time depends on who else comes: there a forecast turns away too many. */
-    uint64_t ran = GW_PEEK(&h->ran_ns);
-    if (now > ran && now - ran >= GW_PROBE_AFTER_NS && !GW_PEEK(&h->batch_started_ns)) return 0; /* let some through: the forecast may be what is wrong */
+    uint64_t ran = GW_PEEK(&lane->ran_ns);
+    if (free_at <= now && now > ran && now - ran >= GW_PROBE_AFTER_NS && !GW_PEEK(&h->batch_started_ns)) return 0; /* it may be the forecast that is wrong */
+    if (gw_priority_of(terms)) return 0; /* who is queued may be behind it */
     return full && estimated > budget && (h->admission == GW_ADMIT_IN_TIME || budget >= GW_ROOM_BATCHES * full);
 }
 
@@ -77,12 +78,13 @@ void gw_publish_lane(gw_port *port, uint32_t i, uint64_t length, uint32_t cap, u
 
 void gw_publish_lanes(gw_port *port, uint32_t lanes) { atomic_store_explicit(&port->header->lanes, lanes, memory_order_release); }
 
-void gw_publish_queue(gw_port *port, uint32_t i, uint32_t queued, uint64_t gap_ns, uint64_t seen) {
+void gw_publish_queue(gw_port *port, uint32_t i, uint32_t queued, uint64_t gap_ns, uint64_t seen, uint64_t ran_ns) {
     if (i >= GW_LANES) return;
     gw_lane *lane = &port->header->lane[i];
     WRITE(&lane->queued, queued);
     WRITE(&lane->gap_ns, gap_ns);
     WRITE(&lane->seen, seen);
+    WRITE(&lane->ran_ns, ran_ns);
 }
 
 /* keeps_news: gw_news is asked after each gw_collect. */
@@ -102,9 +104,7 @@ void gw_set_scheduling(gw_port *port, uint32_t admission, uint64_t budget_ns, ui
 void gw_note_batch(gw_port *port, uint64_t predicted_ns, uint64_t tokens, uint64_t padded_tokens) {
     gw_stats *stats = &port->header->stats;
     port->predicted_ns = predicted_ns;
-    uint64_t now = gw_now();
-    WRITE(&port->header->ran_ns, now);
-    if (predicted_ns) WRITE(&port->header->free_at_ns, now + predicted_ns);
+    if (predicted_ns) WRITE(&port->header->free_at_ns, gw_now() + predicted_ns);
     GW_TALLY(&stats->tokens, tokens);
     GW_TALLY(&stats->padded_tokens, padded_tokens);
 }

@@ -84,6 +84,7 @@ typedef struct {
     _Atomic uint64_t run_one_ns, run_full_ns, gap_ns;  /* predicted run of a batch of 1, of `cap`; mean time between arrivals, 0 = unknown */
     _Atomic uint32_t cap, queued;                      /* most requests in a batch; requests queued when the owner last looked */
     _Atomic uint64_t seen;                             /* gw_header.arrived[] of this bucket at that time */
+    _Atomic uint64_t ran_ns;                           /* when its last batch began or ended */
 } gw_lane;
 
 typedef struct {
@@ -123,7 +124,6 @@ typedef struct {
     _Alignas(GW_LINE) _Atomic uint64_t ready[GW_MAX_CAPACITY / 64]; /* frontends set bits, the owner clears words */
     _Alignas(GW_LINE) _Atomic uint64_t arrived[GW_LANES]; /* requests published, by length bucket; frontends add, while there is a forecast */
     _Alignas(GW_LINE) _Atomic uint64_t free_at_ns; /* predicted end of the running batch; 0 = idle */
-    _Atomic uint64_t ran_ns; /* when a batch began or ended last */
     _Atomic uint32_t lanes;
     gw_lane lane[GW_LANES];
     _Alignas(GW_LINE) gw_stats stats;
@@ -185,6 +185,7 @@ static inline uint64_t gw_terms(uint64_t budget_us, uint32_t length, uint32_t pr
     return budget_us << 32 | (uint64_t)(length & GW_MAX_LENGTH) << 8 | (priority & 0xff);
 }
 static inline uint64_t gw_budget_of(uint64_t terms) { return (terms >> 32) * 1000; }
+static inline uint32_t gw_priority_of(uint64_t terms) { return terms & 0xff; }
 static inline uint32_t gw_length_of(uint64_t terms) { return (terms >> 8) & GW_MAX_LENGTH; }
 static inline uint64_t gw_align(uint64_t n) { return (n + GW_LINE - 1) & ~(uint64_t)(GW_LINE - 1); }
 

@@ -405,7 +405,8 @@ int gw_refuse_with(gw_port *port, int64_t ticket, uint32_t kind, const void *dat
     if (bytes) memcpy(gw_response_area(port, gw_slot_of(ticket)), data, bytes);
     slot->response = gw_describe(kind, 0, bytes);
     slot->done_ns = gw_now();
-    GW_COUNT(kind == GW_KIND_LATE ? &port->header->stats.rejected_late : &port->header->stats.failed, 1);
+    gw_stats *stats = &port->header->stats;
+    GW_COUNT(kind == GW_KIND_LATE ? &stats->rejected_late : kind == GW_KIND_EXPIRED ? &stats->expired : &stats->failed, 1);
     GW_POINT(refuse_written);
     return gw_end(port, slot, ticket);
 }

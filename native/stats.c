@@ -170,7 +170,6 @@ void gw_batch_done(gw_port *port, uint32_t size, uint32_t reason, uint64_t run_n
     GW_TALLY(&h->stats.reasons[reason % GW_REASONS], 1);
     GW_TALLY(&h->stats.batch_sizes[bucket < GW_BUCKETS ? bucket : GW_BUCKETS - 1], 1);
     gw_observe(&h->stats.run, run_ns);
-    if (port->keeps_news) WRITE(&h->ran_ns, gw_now());
     if (port->predicted_ns) {
         GW_TALLY(&h->stats.predicted, 1);
         GW_TALLY(&h->stats.predicted_ns, port->predicted_ns);

@@ -7,6 +7,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
 
+import padding
 from serving import decisions, live, plot, ratios, workload
 
 
@@ -58,3 +59,10 @@ def test_the_worker_and_the_simulator_are_asked_the_same(at, policy, tmp_path):
     pytest.importorskip("matplotlib")
     plot.draw([], [record], {"cpu": "a", "cores": 2, "python": "3"}, tmp_path / "picture.png")
     assert (tmp_path / "picture.png").stat().st_size > 1000
+
+
+def test_geometric_boundaries_grow_by_their_ratio_in_multiples_to_the_maximum():
+    assert padding.geometric(512, 2) == (16, 32, 64, 128, 256, 512)
+    assert padding.geometric(100, 1.25, 8) == (8, 16, 24, 32, 40, 56, 72, 96, 100)
+    assert padding.geometric(16, 2) == (16,)
+    assert padding.geometric(5, 2) == (5,)

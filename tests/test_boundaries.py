@@ -1,6 +1,7 @@
 """Length boundaries: the search against every other choice, and against what it must hold."""
 
 import itertools
+import math
 import tracemalloc
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuworker.scheduling.boundaries import BatchCost, best_boundaries, bucket_of, cost_ratio, geometric, padding
+from gpuworker.scheduling.boundaries import BatchCost, best_boundaries, cost_ratio, padding
 
 
 def padded(lengths, counts, boundaries):
@@ -141,7 +142,7 @@ def test_any_range_is_searched_in_little_memory_and_every_length_is_held(longest
     assert found[-1] == longest
     assert len(found) == 8
     assert set(found) <= set(lengths.tolist())
-    assert padding(lengths, counts, found) < padding(lengths, counts, geometric(longest, longest ** (1 / 7), 1)) < 30
+    assert padding(lengths, counts, found) < padding(lengths, counts, [math.ceil(longest ** (step / 7)) for step in range(8)]) < 30
 
 
 def test_merged_neighbours_cost_little():
@@ -159,25 +160,3 @@ def test_padding_counts_by_hand():
         padding([9], [1], (4, 8))
     with pytest.raises(ValueError, match="no tokens"):
         padding([], [], (4, 8))
-
-
-def test_geometric_grows_by_its_ratio_in_multiples_to_the_maximum():
-    assert geometric(512, 2) == (16, 32, 64, 128, 256, 512)
-    assert geometric(100, 1.25, 8) == (8, 16, 24, 32, 40, 56, 72, 96, 100)
-    assert geometric(16, 2) == (16,)
-    assert geometric(5, 2) == (5,)
-    with pytest.raises(ValueError, match="ratio"):
-        geometric(512, 1.0)
-
-
-@given(st.integers(1, 10**6), st.floats(1.01, 4), st.integers(1, 256))
-@settings(max_examples=100, deadline=None)
-def test_geometric_ascends_and_ends_at_the_maximum(max_length, ratio, multiple):
-    found = geometric(max_length, ratio, multiple)
-    assert found[-1] == max_length
-    assert list(found) == sorted(set(found))
-    assert all(bound % multiple == 0 for bound in found[:-1])
-
-
-def test_a_length_goes_to_the_shortest_boundary_that_holds_it():
-    assert [bucket_of((4, 8), length) for length in (0, 1, 4, 5, 8, 9)] == [0, 0, 0, 1, 1, None]

@@ -70,7 +70,7 @@ def test_late_wait_and_admission_reach_our_scheduler(capsys):
 def test_a_trace_with_lengths_and_buckets(capsys, tmp_path):
     trace = tmp_path / "trace.csv"
     trace.write_text("time_ms,length\n" + "".join(f"{i},{10 + i * 37 % 90}\n" for i in range(400)))
-    assert main(["simulate", "--cost", "1+0.01t", "--trace", str(trace), "--length-buckets", "25,50", "--policy", "ours", "--json", "-"]) == 0
+    assert main(["simulate", "--cost", "1+0.01t", "--trace", str(trace), "--length-buckets", "25,50,100", "--policy", "ours", "--json", "-"]) == 0
     figures = json.loads(capsys.readouterr().out)
     (run,) = figures["runs"]
     assert run["rate_per_s"] == pytest.approx(400 / 0.399)
@@ -79,6 +79,35 @@ def test_a_trace_with_lengths_and_buckets(capsys, tmp_path):
     assert main(["simulate", "--cost", "1+0.01t", "--trace", str(trace), "--requests", "100", "--load", "0.5"]) == 0
     assert "load 0.50" in (out := capsys.readouterr().out)
     assert "100 requests" in out
+
+
+def lengths_trace(tmp_path):
+    trace = tmp_path / "trace.csv"
+    trace.write_text("time_ms,length\n" + "".join(f"{i},{10 + i * 37 % 90}\n" for i in range(400)))
+    return ("simulate", "--cost", "1+0.01t", "--trace", str(trace), "--policy", "ours,eager")
+
+
+@pytest.mark.parametrize("limit", [("--length-buckets", "25,50"), ("--max-batch-tokens", "50")])
+def test_requests_longer_than_the_worker_takes_are_counted_as_refused(capsys, tmp_path, limit):
+    too_long = sum(10 + i * 37 % 90 > 50 for i in range(400))
+    command = (*lengths_trace(tmp_path), *limit, "--json")
+    assert main([*command, str(tmp_path / "out.json")]) == 0
+    (run,) = json.loads((tmp_path / "out.json").read_text())["runs"]
+    for policy in run["policies"].values():
+        assert policy["rejected_at_enqueue"] >= too_long
+        assert policy["requests"] == 400 == policy["on_time"] + policy["late"] + policy["rejected_at_enqueue"] + policy["rejected_at_dispatch"]
+    assert run["policies"]["eager"]["rejected_at_enqueue"] == too_long
+    assert f"{too_long} of them are longer than 50: refused at enqueue" in capsys.readouterr().out
+
+
+def test_a_token_budget_bounds_batches(capsys, tmp_path):
+    def ours(*args):
+        assert main([*lengths_trace(tmp_path), "--latency-budget-ms", "200", "--load", "0.9", "--json", "-", *args]) == 0
+        return json.loads(capsys.readouterr().out)["runs"][0]["policies"]["ours"]
+
+    few, many = ours("--max-batch-tokens", "200"), ours("--max-batch-tokens", "2000")
+    assert 1 < few["mean_batch_size"] < many["mean_batch_size"] / 2
+    assert few["requests"] == 400 == few["on_time"] + few["late"] + few["rejected_at_enqueue"] + few["rejected_at_dispatch"]
 
 
 def test_a_profile_is_a_cost(capsys, tmp_path):
@@ -108,7 +137,7 @@ def test_png(tmp_path, capsys):
 def test_png_without_matplotlib_names_what_to_install(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert main([*COST, "--png", str(tmp_path / "out.png")]) == 1
-    assert "pip install" in capsys.readouterr().err
+    assert "pip install 'gpuworker[plot]'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -127,6 +156,7 @@ def test_formulas(text, size, length, ms):
         (["--cost", "5+1t"], "give a --trace that has"),
         (["--cost", "5", "--trace", "/nonexistent.csv"], "No such file"),
         (["--profile", __file__], "not a profile"),
+        (["--cost", "5", "--max-batch-tokens", "100"], "give a --trace that has"),
         (["--cost", "5", "--json", "/nonexistent/out.json"], "--json: "),
     ],
 )

@@ -107,6 +107,33 @@ def test_a_shorter_length_is_monotone_where_its_neighbour_is_flatter_than_the_li
     assert 0 < table[1] < 10 * MS
 
 
+def test_run_times_of_unknown_lengths_say_nothing_of_how_they_grow_with_length():
+    model = learned([(size, 0) for size in (1, 8, 32)])
+    for length in (1, 16, 512, 100_000):
+        assert model.table(length) == table_of(affine)
+
+
+def test_once_lengths_are_known_run_times_of_unknown_ones_do_not_count_for_them():
+    unknown = [(size, 0) for size in (1, 8, 32)]
+    model = learned([(size, length) for size in (1, 8, 32) for length in (64, 128)])
+    tables = {length: list(model.table(length)) for length in (1, 16, 64, 100, 128, 300)}
+    for cost in (lambda size, length: 900 * MS * size, lambda size, length: 1):  # however long or short those took
+        both = learned(unknown, cost)
+        for size, length in itertools.product((1, 8, 32), (64, 128)):
+            both.seed(size, length, [affine(size, length)] * 3)
+        assert {length: list(both.table(length)) for length in tables} == tables
+        assert both.table(0) == pytest.approx(table_of(cost), abs=1), "they do for batches of unknown lengths"
+
+
+def test_a_batch_of_unknown_lengths_may_hold_the_longest_request():
+    model = learned([(size, length) for size in (1, 8, 32) for length in (16, 64, 512)])
+    assert model.table(0) == table_of(affine, 512)
+    for _ in range(3):
+        model.observe(1, 0, affine(1, 512) // 2)
+    assert model.table(0)[1] == affine(1, 512) // 2
+    assert model.table(0)[32] == pytest.approx(affine(32, 512) / 2, rel=0.1), "other sizes cost as much more as with the longest"
+
+
 def test_a_clock_that_stands_still_or_goes_back_is_no_error():
     model = CostModel(4)
     for run_ns in (0, 0, 0, -7, 0, 10**30):
@@ -127,6 +154,19 @@ def test_a_most_that_is_not_an_allowed_size_is_a_size_of_its_own():
     for size in (2, 4, 6):
         model.seed(size, 0, [affine(size)])
     assert model.table(0) == [0, *(affine(size) for size in (2, 2, 4, 4, 6, 6))]
+
+
+@pytest.mark.parametrize("size", [-1, 0, 9, 16, 10**9])
+def test_a_size_that_no_batch_can_have_teaches_nothing(size):
+    model = CostModel(6, allowed_batch_sizes=[8, 16])
+    for _ in range(3):
+        model.seed(size, 0, [MS])
+        model.observe(size, 0, MS)
+    assert model.is_empty
+    model.observe(8, 0, affine(8))
+    model.seed(5, 0, [affine(8)])
+    assert model.table(0) == [0] + [affine(8)] * 6
+    assert model.to_dict()["shapes"] == [[8, 0, affine(8)]]
 
 
 def test_more_shapes_than_it_keeps_are_forgotten_from_the_longest_unseen_on():
@@ -157,7 +197,7 @@ def test_tables_are_monotone_in_both_whatever_is_observed(observations, allowed,
         assert table[0] == 0
         assert all(type(run_ns) is int for run_ns in table)
         assert list(table) == sorted(table)
-    for shorter, longer in itertools.pairwise(tables):
+    for shorter, longer in itertools.pairwise(tables[1:]):  # 0 is no length
         assert all(a <= b for a, b in zip(shorter, longer, strict=True))
 
 

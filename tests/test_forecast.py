@@ -2,6 +2,7 @@
 
 import errno
 import random
+import time
 
 import pytest
 
@@ -11,6 +12,7 @@ from gpuworker.segment import Geometry, Segment, State
 from gpuworker.worker.reaper import retire
 
 MS = 1_000_000
+NOW = time.monotonic_ns() + 3600_000 * MS  # of buckets that have run just now
 SMALL = Geometry(16, 4096, 4096, 4, 1 << 20, -1)
 
 
@@ -26,9 +28,8 @@ def publish(port, lanes, admission=lib.GW_ADMIT_IN_TIME, budget_ns=0):
     lib.gw_set_scheduling(port, admission, budget_ns, 0, 0, 0, 0)
     for i, lane in enumerate(lanes):
         lib.gw_publish_lane(port, i, lane.length, lane.cap, lane.run_one_ns, lane.run_full_ns)
-        lib.gw_publish_queue(port, i, lane.queued, lane.gap_ns, 0)
+        lib.gw_publish_queue(port, i, lane.queued, lane.gap_ns, 0, lane.ran_ns)
     lib.gw_publish_lanes(port, len(lanes))
-    lib.gw_note_batch(port, 0, 0, 0)  # something has run just now
 
 
 def ask(port, budget_ns=0, length=0):
@@ -53,26 +54,27 @@ def test_c_and_python_agree(segment):
                     one + seed.randint(0, 20) * 100_000,
                     seed.choice([0, 50_000, 10**7]),
                     seed.randint(0, SMALL.capacity),
+                    NOW,
                 )
             )
         always = seed.random() < 0.5
         publish(segment.port, lanes, lib.GW_ADMIT_IN_TIME if always else lib.GW_ADMIT_AUTO)
         budget_ns, length = seed.randint(1, 60_000) * 1000, seed.randint(1, 5000)
-        expected = forecast(lanes, length, budget_ns, 0, always)
+        expected = forecast(lanes, length, budget_ns, NOW, 0, always)
         assert ask(segment.port, budget_ns, length) == tuple(expected)
         outcomes.add(expected.is_late)
     assert outcomes == {False, True}
 
 
 def test_the_running_batch_counts(segment):
-    publish(segment.port, [LaneView(0, 8, MS, MS, 0, 0)])
+    publish(segment.port, [LaneView(0, 8, MS, MS, 0, 0, NOW)])
     assert not ask(segment.port, 3 * MS)[2]
     lib.gw_note_batch(segment.port, 3600_000 * MS, 0, 0)
     assert ask(segment.port, 3 * MS)[2]
 
 
 def test_requests_published_since_the_owner_looked_count(segment):
-    publish(segment.port, [LaneView(0, 2, MS, MS, 0, 4)])
+    publish(segment.port, [LaneView(0, 2, MS, MS, 0, 4, NOW)])
     assert ask(segment.port, 100 * MS)[:2] == (3 * MS, 4)
     client = Segment.attach(segment.name)
     assert client.join()
@@ -92,26 +94,34 @@ def test_requests_published_since_the_owner_looked_count(segment):
 def test_when_a_forecast_counts(segment, admission, budget_ms, is_late):
     """auto: only where the budget is four full batches or more (100 ms each here; five of them are queued)."""
     modes = {"off": lib.GW_ADMIT_ALL, "on": lib.GW_ADMIT_IN_TIME, "auto": lib.GW_ADMIT_AUTO}
-    publish(segment.port, [LaneView(0, 3, 5 * MS, 100 * MS, 0, 15)], modes[admission])
+    publish(segment.port, [LaneView(0, 3, 5 * MS, 100 * MS, 0, 15, NOW)], modes[admission])
     assert ask(segment.port, budget_ms * MS)[2] == is_late
 
 
 def test_nothing_known_is_no_reason(segment):
     publish(segment.port, [])
     assert not ask(segment.port, 1000)[2]
-    publish(segment.port, [LaneView(0, 8, 0, 0, 0, 50)])  # no run time known yet
+    publish(segment.port, [LaneView(0, 8, 0, 0, 0, 50, NOW)])  # no run time known yet
     assert not ask(segment.port, 1000)[2]
-    publish(segment.port, [LaneView(0, 0, MS, MS, 0, 50)])  # scribbled over
+    publish(segment.port, [LaneView(0, 0, MS, MS, 0, 50, NOW)])  # scribbled over
     assert not ask(segment.port, 1000)[2]
 
 
 def test_some_are_let_through_when_nothing_has_run_for_a_while(segment):
-    lib.gw_set_scheduling(segment.port, lib.GW_ADMIT_IN_TIME, 0, 0, 0, 0, 0)
-    lib.gw_publish_lane(segment.port, 0, 0, 8, 100 * MS, 100 * MS)
-    lib.gw_publish_lanes(segment.port, 1)
+    publish(segment.port, [LaneView(0, 8, 100 * MS, 100 * MS, 0, 0, 0)])
     assert not ask(segment.port, MS)[2]  # no batch ever
-    lib.gw_note_batch(segment.port, 0, 0, 0)
+    publish(segment.port, [LaneView(0, 8, 100 * MS, 100 * MS, 0, 0, NOW)])
     assert ask(segment.port, MS)[2]
-    lane = [LaneView(0, 8, 100 * MS, 100 * MS, 0, 0)]
-    assert forecast(lane, 0, MS, 0, True, PROBE_AFTER_NS - 1).is_late
-    assert not forecast(lane, 0, MS, 0, True, PROBE_AFTER_NS).is_late
+    publish(segment.port, [LaneView(0, 8, 100 * MS, 100 * MS, 0, 0, 0)])
+    lib.gw_note_batch(segment.port, 3600_000 * MS, 0, 0)
+    assert ask(segment.port, MS)[2]  # a batch that takes long is no idleness
+    lane = [LaneView(0, 8, 100 * MS, 100 * MS, 0, 0, 0)]
+    assert forecast(lane, 0, MS, PROBE_AFTER_NS - 1, 0, True).is_late
+    assert not forecast(lane, 0, MS, PROBE_AFTER_NS, 0, True).is_late
+    assert forecast(lane, 0, MS, PROBE_AFTER_NS, PROBE_AFTER_NS + 1, True).is_late
+
+
+def test_who_has_a_priority_is_not_forecast(segment):
+    publish(segment.port, [LaneView(0, 8, 100 * MS, 100 * MS, 0, 5, NOW)])
+    assert lib.gw_is_late(segment.port, 1000 << 32, ffi.NULL)
+    assert not lib.gw_is_late(segment.port, 1000 << 32 | 1, ffi.NULL)

@@ -118,11 +118,90 @@ def test_lower_priorities_join_only_as_far_as_they_make_nobody_above_late():
     assert not decision.rejected
 
 
-def test_without_priorities_the_urgent_one_would_be_given_up_for_the_others():
-    scheduler = joint(budget_ns=1000 * MS)
+def test_without_priorities_the_urgent_one_is_given_up_for_the_others_if_they_cannot_follow_in_time():
+    scheduler = joint(budget_ns=cost_ns(31))
     urgent = Queued(99, 0, budget_ns=cost_ns(10))
     decision = ask(scheduler, 0, urgent, *(Queued(i, 0) for i in range(31)))
     assert (decision.rejected, decision.size) == ([urgent], 31)
+
+
+def test_and_goes_first_with_as_many_as_can_come_along_if_they_can():
+    scheduler = joint(budget_ns=cost_ns(10) + cost_ns(22))
+    urgent = Queued(99, 0, budget_ns=cost_ns(10))
+    decision = ask(scheduler, 0, urgent, *(Queued(i, 0) for i in range(31)))
+    assert (decision.rejected, decision.size) == ([], 10)
+    assert urgent in decision.batch
+    decision = scheduler.decide(cost_ns(10))
+    assert (decision.rejected, decision.size) == ([], 22)
+
+
+def test_who_may_take_longer_does_not_wait_longer():
+    flat = lambda size, length=0: 10 * MS  # noqa: E731 (a budget of 15 ms leaves no room: batches leave at the last instant)
+    decision = ask(joint(flat, budget_ns=15 * MS), 0, Queued(1, 0, budget_ns=10_000 * MS))
+    assert decision.until_ns == 5 * MS
+
+
+@pytest.mark.parametrize("wait", ["auto", "until_deadline"])
+def test_while_no_run_time_is_known_nobody_waits_for_the_last_instant(wait):
+    assert isinstance(ask(JointBudget(CostModel(8), max_batch_size=8, budget_ns=50 * MS, wait=wait), 0, Queued(1, 0)), Run)
+
+
+def test_a_request_that_has_waited_rises_above_other_buckets_too():
+    scheduler = joint(by_tokens_ns, size=4, max_wait_ns=0, length_buckets=(10, 100), priority_ageing_ns=50 * MS)
+    scheduler.add(Queued(0, 0, length=100))
+    now_ns = 0
+    for i in range(1, 400):
+        scheduler.add(Queued(i, now_ns, length=10, priority=2))
+        decision = scheduler.decide(now_ns)
+        if decision.batch[0].ticket == 0:
+            break
+        now_ns += by_tokens_ns(1, 10)
+    assert 100 * MS <= now_ns <= 160 * MS
+
+
+def test_each_bucket_is_probed_by_itself():
+    """Requests of 512 are predicted six times too slow while those of 128 are served all the time."""
+    model = CostModel(8)
+    model.seed(1, 128, [5 * MS] * 5)
+    model.seed(1, 512, [120 * MS] * 5)
+    scheduler = JointBudget(model, max_batch_size=8, budget_ns=60 * MS, length_buckets=(128, 512))
+    arrivals = [Queued(i, i * 15 * MS, length=512 if i % 4 == 0 else 128) for i in range(2000)]
+    result = simulate(scheduler, arrivals, lambda size, length: 5 * MS if length == 128 else 20 * MS, budget_ns=60 * MS)
+    assert result.reasons[Reason.PROBE] >= 1
+    assert sum(outcome == Outcome.ON_TIME for request, outcome in zip(result.requests, result.outcome, strict=True) if request.length == 512) > 250
+
+
+def test_one_long_request_does_not_take_the_whole_queue_with_it():
+    cost = lambda size, length: 2 * MS + 2_000 * size * length  # noqa: E731
+    scheduler = joint(cost, budget_ns=15 * MS, max_batch_tokens=8192)
+    decision = ask(scheduler, 0, Queued(0, 0, length=8000), *(Queued(i, 0, length=16) for i in range(1, 21)))
+    assert tickets(decision.rejected) == [0]
+    assert decision.size == 20
+
+
+def test_those_that_come_in_the_place_of_who_was_in_the_way_may_be_longer():
+    cost = lambda size, length: 1 * MS + 1_000 * size * length  # noqa: E731
+    scheduler = joint(cost, size=8, budget_ns=20 * MS, max_batch_tokens=100_000)
+    shorts = [Queued(i, 0, length=16, budget_ns=1_100_000) for i in range(8)]
+    longs = [Queued(10 + i, 1, length=4096, budget_ns=10 * MS) for i in range(8)]
+    for request in (*shorts, *longs):
+        scheduler.add(request)
+    now_ns = 0
+    while len(scheduler):
+        decision = scheduler.decide(now_ns)
+        if isinstance(decision, Run):
+            now_ns += cost(decision.size, decision.length)
+            assert all(now_ns <= scheduler.due_ns(request) for request in decision.batch)
+
+
+def test_a_lost_head_does_not_keep_the_one_behind_it_from_joining():
+    scheduler = joint(by_tokens_ns, size=8, budget_ns=1000 * MS, max_wait_ns=0, length_buckets=(100, 1000), fair_share=False)
+    longs = [Queued(i, 0, length=1000, budget_ns=9_100_000) for i in range(6)]
+    lost, joins = Queued(98, 0, length=100, budget_ns=8_900_000), Queued(99, 0, length=100, budget_ns=10 * MS)
+    for request in (*longs, lost, joins):
+        scheduler.add(request)
+    decision = scheduler.decide(0)
+    assert 99 in tickets(decision.batch)
 
 
 @pytest.mark.parametrize("ageing_ms", [0, 50])
@@ -231,7 +310,7 @@ def test_allowed_batch_sizes_are_filled_for_free():
     model = CostModel(8, allowed_batch_sizes=(4, 8))
     model.seed(4, 0, [4 * MS] * 5)
     model.seed(8, 0, [8 * MS] * 5)
-    scheduler = JointBudget(model, max_batch_size=8, budget_ns=1000 * MS, allowed_batch_sizes=(4, 8))
+    scheduler = JointBudget(model, max_batch_size=8, budget_ns=1000 * MS)
     assert list(model.table(0)) == [0, *[4 * MS] * 4, *[8 * MS] * 4]
     decision = ask(scheduler, 3, *(Queued(i, i) for i in range(3)))
     assert isinstance(decision, Wait)

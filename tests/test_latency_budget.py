@@ -105,10 +105,10 @@ def test_what_a_worker_does_not_do_is_an_error_at_once(live):
     for call in (client.submit, client.enqueue, lambda x, **terms: list(client.map([x], **terms))):
         with pytest.raises(ValueError, match="has no latency budget; start it with the option latency_budget_ms"):
             call("x", latency_budget_ms=5)
-        with pytest.raises(ValueError, match="knows none; start it with the option priority_ageing_ms"):
+        with pytest.raises(ValueError, match="knows none; start it with the option priorities"):
             call("x", priority=1)
     assert client.submit("x", priority=0) == "x"
-    worker, _ = live(priority_ageing_ms=0)
+    worker, _ = live(priorities=True)
     client = worker.connect()
     for budget_ms in (0, -1, float("nan"), True, 1e9):
         with pytest.raises(ValueError, match=r"latency_budget_ms=.*: give milliseconds from 0\.001 to"):

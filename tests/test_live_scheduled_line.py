@@ -15,7 +15,7 @@ from gpuworker.scheduling.cost_model import CostModel
 from gpuworker.worker.cost_file import CostFile
 from tests import handlers
 from tests.conftest import Gate, eventually, kill_owner, running
-from tests.live_worker import LONG_MS, hold, live_fixture, outcome  # noqa: F401
+from tests.live_worker import LONG_MS, hold, known_costs, live_fixture, outcome  # noqa: F401
 
 CALM = {"latency_budget_ms": LONG_MS, "cost_file": "off"}
 
@@ -30,7 +30,7 @@ def order(gate):
 
 @pytest.mark.parametrize("budget_ms", [None, LONG_MS])
 def test_higher_priorities_go_first_and_each_in_its_order(live, budget_ms):
-    worker, gate = live(latency_budget_ms=budget_ms, priority_ageing_ms=0, max_batch_size=2)
+    worker, gate = live(latency_budget_ms=budget_ms, priorities=True, max_batch_size=2)
     client = worker.connect()
     first = hold(client, gate)
     given = [0, 0, 5, 1, 255, 0, 5, 1]
@@ -42,7 +42,7 @@ def test_higher_priorities_go_first_and_each_in_its_order(live, budget_ms):
 
 @pytest.mark.parametrize(("ageing_ms", "expected"), [(0, ["new high", "old low"]), (20, ["old low", "new high"])])
 def test_a_low_priority_rises_as_it_waits(live, ageing_ms, expected):
-    worker, gate = live(priority_ageing_ms=ageing_ms, max_batch_size=1)
+    worker, gate = live(priorities=True, priority_ageing_ms=ageing_ms, max_batch_size=1)
     client = worker.connect()
     first = hold(client, gate)
     low = client.enqueue("old low")
@@ -68,7 +68,7 @@ def test_one_client_does_not_starve_another(live, fair_share):
 
 
 def test_cancelled_requests_leave_the_scheduler(live):
-    worker, _ = live(priority_ageing_ms=0, max_batch_size=8, capacity=256)
+    worker, _ = live(priorities=True, max_batch_size=8, capacity=256)
     scheduler = worker._session.owner.line._scheduler
 
     def cancels(seed):
@@ -97,8 +97,9 @@ def test_cancelled_requests_leave_the_scheduler(live):
     assert len(scheduler) == 0
 
 
-def test_requests_that_wait_for_company_are_forgotten_when_they_are_withdrawn(live):
-    worker, gate = live(wait="until_deadline", priority_ageing_ms=0, length_buckets=(8, 16), max_batch_size=64)
+def test_requests_that_wait_for_company_are_forgotten_when_they_are_withdrawn(live, tmp_path):
+    costs = known_costs(tmp_path, 1, 64)
+    worker, gate = live(wait="until_deadline", priorities=True, length_buckets=(8, 16), max_batch_size=64, cost_file=costs)
     scheduler, client = worker._session.owner.line._scheduler, worker.connect(length=lambda request: 1 + request % 16)
     pending = [client.enqueue(i, priority=i % 3) for i in range(48)]
     eventually(lambda: len(scheduler) == 48)
@@ -163,7 +164,7 @@ def test_when_the_owner_is_killed_nothing_is_lost(start, held, budget_ms):
 
 
 def test_a_reload_leaves_the_queue_to_the_next_owner(start, held, tmp_path):
-    worker = start(handlers.Loads(tmp_path), max_batch_size=2, priority_ageing_ms=0, **CALM)
+    worker = start(handlers.Loads(tmp_path), max_batch_size=2, priorities=True, **CALM)
     client, first = worker.connect(), worker.pid
     pending = [client.enqueue(["hold", str(held)]), *(client.enqueue(["pid"], priority=i % 3) for i in range(10))]
     eventually(lambda: running(worker))
@@ -230,7 +231,7 @@ def test_a_corrupt_file_is_one_line_in_the_log(live, tmp_path, caplog, contents)
     else:
         file.write_bytes(contents)
     worker, _ = live(cost_file=str(file))
-    assert worker.connect().submit("x") == "x"
+    assert [worker.connect().submit("x") for _ in range(3)] == ["x"] * 3
     worker.stop()
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "run times" in caplog.text
@@ -280,7 +281,11 @@ WRONG = [
     ({"max_batch_tokens": 0}, "max_batch_tokens=0: give an integer from 1"),
     ({"allowed_batch_sizes": (4, 2)}, "allowed_batch_sizes=(4, 2): give"),
     ({"allowed_batch_sizes": "learn"}, "allowed_batch_sizes='learn': give"),
-    ({"priority_ageing_ms": -1}, "priority_ageing_ms=-1: give a number from 0"),
+    ({"priorities": True, "priority_ageing_ms": -1}, "priority_ageing_ms=-1: give a number from 0"),
+    ({"priority_ageing_ms": 5}, "there are no priorities; set priorities=True"),
+    ({"late": "serve"}, "late='serve': it says what happens under a latency_budget_ms, and there is none"),
+    ({"length_buckets": (128, 4096), "max_batch_tokens": 1024}, "max_batch_tokens=1024: one request padded to the last of length_buckets, 4096"),
+    ({"allowed_batch_sizes": (1, 64), "max_batch_size": 48}, "max_batch_size=48: it is not the last of allowed_batch_sizes, 64"),
     ({"fair_share": 1}, "fair_share=1: give True or False"),
     ({"cost_file": ""}, "cost_file='': give a path"),
 ]
@@ -295,7 +300,7 @@ def test_a_wrong_option_is_explained(options, message):
 def test_options_that_are_lists_may_be_text_as_on_the_command_line():
     options = gpuworker.WorkerOptions(length_buckets="128,256", allowed_batch_sizes="1,4,8", max_batch_size=32)
     assert (options.length_buckets, options.allowed_batch_sizes, options.max_batch_size, options.longest) == ((128, 256), (1, 4, 8), 8, 256)
-    assert gpuworker.WorkerOptions(allowed_batch_sizes=[1, 64], max_batch_size=32).max_batch_size == 32
+    assert gpuworker.WorkerOptions(allowed_batch_sizes=[1, 64]).max_batch_size == 64
     assert gpuworker.WorkerOptions(length_buckets="learn").longest == 0
     assert gpuworker.WorkerOptions(length_buckets=[128, 256], max_length=200).longest == 200
     assert gpuworker.WorkerOptions().is_plain

@@ -84,14 +84,28 @@ def test_sizes_are_doubled_or_the_allowed_ones():
     assert sizes_to_profile(32) == [1, 2, 4, 8, 16, 32]
     assert sizes_to_profile(20) == [1, 2, 4, 8, 16, 20]
     assert sizes_to_profile(1) == [1]
-    assert sizes_to_profile(20, (24, 6, 6)) == [6, 24]
+    assert sizes_to_profile(20, (6, 6, 20)) == [6, 20]
+    assert sizes_to_profile(20, (24, 6)) == [6, 20], "none that no batch can have, and the largest that one can"
 
 
 def test_examples_are_sorted_into_their_buckets_longest_first():
     assert by_length(["a", "bbb", "cc", "dddd", "eeeee"], len, (2, 4)) == {2: ["cc", "a"], 4: ["dddd", "bbb"]}
     assert by_length(["a", "bbb"], None, (2, 4)) == {0: ["a", "bbb"]}
-    assert by_length(["a", "bbb"], len, ()) == {0: ["a", "bbb"]}
+    assert by_length(["a", "bbb"], len, (2, 4), longest=2) == {2: ["a"]}
     assert by_length([], None, ()) == {}
+
+
+def test_without_boundaries_examples_are_sorted_by_powers_of_two():
+    assert by_length(["a" * n for n in (0, 1, 3, 5, 8, 4, 9)], len, ()) == {1: ["", "a"], 4: ["aaaa", "aaa"], 8: ["a" * 8, "a" * 5], 16: ["a" * 9]}
+    assert by_length(["a" * n for n in (1, 5, 6)], len, (), longest=5) == {1: ["a"], 8: ["a" * 5]}
+    assert by_length([], len, ()) == {}
+
+
+def test_no_batch_holds_more_tokens_than_allowed_but_for_single_requests():
+    device = Device(affine)
+    found = profile(device.run_batch, {16: [16], 128: [128], 300: [300]}, [1, 8, 16, 17], 60, device.clock_ns, max_tokens=256)
+    assert set(found) == {(1, 16), (8, 16), (16, 16), (1, 128), (1, 300)}
+    assert set(device.batches) == set(found)
 
 
 def test_a_profile_seeds_a_model_that_predicts_the_device():

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuworker.scheduling import Fifo, JointBudget, KnownRunTimes, Queued, Reason, Run, SizeOrTimeout, Wait
-from gpuworker.scheduling.waiting import Arrivals, departure
+from gpuworker.scheduling.waiting import Arrivals, Waits, departure
 from gpuworker.testing import Outcome, optimum, poisson, simulate
 
 US, MS = 1_000, 1_000_000
@@ -46,7 +46,7 @@ def test_2_a_full_batch_leaves_at_once(max_wait_ns):
 @given(age_ns=st.integers(0, 100 * MS), count=st.integers(1, B - 1), max_wait_ns=st.integers(0, 50 * MS), budget_ns=st.integers(14 * MS, 80 * MS))
 def test_3_the_wait_that_is_left(age_ns, count, max_wait_ns, budget_ns):
     def left_ns(age_ns, count):
-        leaves_ns, _ = departure(count, -age_ns, budget_ns - age_ns, T, max_wait_ns, None, 0)
+        leaves_ns, _ = departure(count, -age_ns, budget_ns - age_ns, T, Waits(max_wait_ns), Arrivals(), 0)
         return max(0, leaves_ns)
 
     assert left_ns(age_ns, count) == max(0, min(max_wait_ns, budget_ns - T[count + 1]) - age_ns)
@@ -95,12 +95,12 @@ def test_5_with_no_wait_it_is_eager_but_for_what_is_rejected(gaps_ns):
 
 def test_6_the_last_instant_depends_on_the_batch_only_as_its_run_does():
     flat = [0, *[5 * MS] * B]
-    assert len({departure(count, 0, 60 * MS, flat, None, None, 0) for count in range(1, B)}) == 1
+    assert len({departure(count, 0, 60 * MS, flat, Waits(), Arrivals(), 0) for count in range(1, B)}) == 1
     arrivals = Arrivals()
     for i in range(10):
         arrivals.add(i)
     no_setup = [size * MS for size in range(B + 1)]
-    assert all(departure(count, 0, 60 * MS, no_setup, None, arrivals, 9)[0] == 9 for count in range(1, B))
+    assert all(departure(count, 0, 60 * MS, no_setup, Waits(worth_ns=60 * MS), arrivals, 9)[0] == 9 for count in range(1, B))
 
 
 def test_7_a_budget_below_one_run_rejects_everything_and_never_runs():

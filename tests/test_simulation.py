@@ -310,13 +310,43 @@ def test_there_is_no_ceiling_with_noise_or_lengths():
     assert Setting(affine, 8, 10 * MS, noise=0.1).optimum(requests) is None
 
 
-def test_lengths_without_buckets_are_planned_with_the_longest():
-    setting = Setting(lambda size, length: size * length * MS, 4, 30 * MS, longest=10, length_buckets=(5,))
-    assert setting.length_buckets == (5, 10)
+def test_lengths_are_planned_with_the_longest_by_who_does_not_know_them():
+    setting = Setting(lambda size, length: size * length * MS, 4, 30 * MS, longest=8, length_buckets=(5, 10))
     assert setting.table_ns == [0, 10 * MS, 20 * MS, 30 * MS, 40 * MS]
     requests = [Queued(i, 0, length=5) for i in range(8)]
     conserved(setting.simulate("clockwork", requests))
     assert conserved(setting.simulate("ours", requests)).on_time == 6  # 4 until 20, and 2 until 30
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("limit", [{"length_buckets": (4, 6)}, {"max_batch_tokens": 6}])
+def test_what_is_too_long_is_refused_at_enqueue_and_moves_nothing_else(policy, limit):
+    setting = Setting(lambda size, length: (5 + size) * MS, 4, 30 * MS, longest=9, **limit)
+    assert setting.longest == 6
+    requests = [Queued(i, i * MS, length=1 + i % 9) for i in range(90)]
+    simulation = conserved(setting.simulate(policy, requests))
+    refused = [request.length > 6 for request in requests]
+    assert (simulation.outcome[refused] == Outcome.REJECTED_AT_ENQUEUE).all()
+    assert simulation.told_ns[refused].tolist() == simulation.enqueue_ns[refused].tolist()
+    others = [request for request in requests if request.length <= 6]
+    assert setting.simulate(policy, others).outcome.tolist() == simulation.outcome[np.logical_not(refused)].tolist()
+    assert setting.optimum(requests) == setting.optimum(others) >= simulation.on_time
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.05])
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("buckets", [(), (16, 64, 200)])
+def test_no_batch_holds_more_tokens_than_max_batch_tokens_and_every_request_ends_once(policy, buckets, noise):
+    def cost_ns(size, length):
+        return MS + size * length * MS // 100
+
+    lengths = np.random.default_rng(3).integers(1, 200, 800).tolist()
+    requests = [Queued(i, at, length=length) for i, (at, length) in enumerate(zip(mmpp(500, 800, seed=1).tolist(), lengths, strict=True))]
+    setting = Setting(cost_ns, 16, 30 * MS, length_buckets=buckets, max_batch_tokens=400, longest=max(lengths), noise=noise)
+    simulation = conserved(setting.simulate(policy, requests))
+    assert all(batch.padded_size * batch.padded_length <= 400 for batch in simulation.batches)
+    most = max(len(batch.requests) for batch in simulation.batches)
+    assert most > 2 if policy == "ours" else most <= 2, "who knows lengths can batch more of the short ones"
 
 
 @pytest.mark.parametrize("noise", [0.0, 1e-6])

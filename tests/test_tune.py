@@ -194,7 +194,7 @@ def test_png(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "tuned.png").read_bytes().startswith(b"\x89PNG")
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert main(command) == 1
-    assert "pip install" in capsys.readouterr().err
+    assert "pip install 'gpuworker[plot]'" in capsys.readouterr().err
 
 
 def trace_file(tmp_path, lengths, rate_per_s=100):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
 from collections.abc import Sequence
@@ -36,6 +37,10 @@ the table:
                            is for requests of different lengths, and noise
   MEAN, P50, P99           latency of those that were answered, in ms
   BATCH, BUSY              mean batch size; share of time the device ran
+
+requests that are longer than the last of --length-buckets, or than
+--max-batch-tokens, are refused at enqueue, as the worker does. Policies that
+know nothing of lengths get a batch size that suits the longest request.
 
 policies:
   ours            what `gpuworker serve --latency-budget-ms` does
@@ -86,6 +91,9 @@ def add_to(commands: Any) -> None:
     worker.add_argument("--max-wait-ms", type=wait, metavar="MS", help="cap of the wait for company (default: none for ours, 5 for size-timeout)")
     worker.add_argument(
         "--length-buckets", type=counts, default=(), metavar="N,...", help="lengths that requests are padded to (default: a batch's longest)"
+    )
+    worker.add_argument(
+        "--max-batch-tokens", type=count, metavar="N", help="most that a batch may hold: its size times the length it is padded to (default: any)"
     )
     worker.add_argument("--allowed-batch-sizes", type=counts, default=(), metavar="N,...", help="sizes that batches are padded to (default: any)")
     worker.add_argument(
@@ -190,17 +198,23 @@ def device(args: argparse.Namespace, trace: Trace | None) -> Setting:
     longest = int(trace.lengths.max()) if trace else 0
     if not longest and cost_ns(1, 1_000) != cost_ns(1, 0):
         raise ValueError("the cost depends on the requests' lengths, and these have none: give a --trace that has")
-    budget_ms = args.latency_budget_ms or 2 * cost_ns(args.max_batch_size, longest) / 1e6
-    return Setting(
-        cost_ns, args.max_batch_size, round(budget_ms * 1e6), args.max_wait_ms, args.length_buckets, args.allowed_batch_sizes,
-        args.late, args.wait, args.admission, longest, args.noise, args.seed,
+    if not longest and args.max_batch_tokens:
+        raise ValueError("--max-batch-tokens counts the requests' lengths, and these have none: give a --trace that has")
+    setting = Setting(
+        cost_ns, args.max_batch_size, round((args.latency_budget_ms or 0) * 1e6), max_wait_ms=args.max_wait_ms,
+        length_buckets=args.length_buckets, max_batch_tokens=args.max_batch_tokens, allowed_batch_sizes=args.allowed_batch_sizes,
+        late=args.late, wait=args.wait, admission=args.admission, longest=longest, noise=args.noise, seed=args.seed,
     )  # fmt: skip
+    if trace and setting.limit is not None and int(trace.lengths.min()) > setting.limit:
+        raise ValueError(f"all requests are longer than {setting.limit}, and would be refused: see --length-buckets and --max-batch-tokens")
+    return setting if setting.budget_ns else dataclasses.replace(setting, budget_ns=2 * setting.table_ns[-1])
 
 
 def speeds(args: argparse.Namespace, setting: Setting, trace: Trace | None) -> list[tuple[float, float]]:
     """(load, requests a second) for each run."""
-    mean_length = round(float(trace.lengths.mean())) if trace else 0
-    capacity_per_s = setting.max_batch_size / setting.padded_ns(setting.max_batch_size, mean_length) * 1e9
+    mean_length = round(float(trace.lengths[trace.lengths <= (setting.limit or setting.longest)].mean())) if trace else 0
+    size = setting.fitting(mean_length)
+    capacity_per_s = size / setting.padded_ns(size, mean_length) * 1e9
     if trace and not args.load and not args.rate:
         args.rate = [len(trace.arrivals_ns) / (int(trace.arrivals_ns[-1]) / 1e9)]
     if args.rate:
@@ -229,9 +243,12 @@ def report(setting: Setting, comparisons: Sequence[Comparison]) -> list[str]:
     lines = [f"latency budget {span(setting.budget_ns / 1e9)}, a full batch runs {span(setting.table_ns[-1] / 1e9)}"]
     for compared in comparisons:
         rows = [HEAD, *(row(name, compared) for name in compared.simulations)]
-        total = len(next(iter(compared.simulations.values())).requests)
+        requests = next(iter(compared.simulations.values())).requests
+        total, refused = len(requests), sum(not setting.takes(request) for request in requests)
         best = f"; the best schedule answers {100 * compared.best / total:.1f} % in time" if compared.best is not None else ""
-        lines += ["", f"load {compared.load:.2f}, {rate(compared.rate_per_s)}, {total:,} requests{best}", *table(rows, "<>>>>>>>>>")]
+        lines += ["", f"load {compared.load:.2f}, {rate(compared.rate_per_s)}, {total:,} requests{best}"]
+        lines += [f"{refused:,} of them are longer than {setting.limit}: refused at enqueue"] if refused else []
+        lines += [*table(rows, "<>>>>>>>>>")]
     return lines
 
 

@@ -302,6 +302,6 @@ def draw(args: argparse.Namespace, found: Recommendation) -> None:
     try:
         chart(found, args.latency_budget_ms, args.target, args.png)
     except ImportError:
-        raise CommandError("--png needs matplotlib: pip install 'gpuworker[bench]'") from None
+        raise CommandError("--png needs matplotlib: pip install 'gpuworker[plot]'") from None
     except OSError as error:
         raise CommandError(f"--png: {error}") from None

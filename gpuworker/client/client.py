@@ -20,7 +20,7 @@ from gpuworker.client.locks import Lock
 from gpuworker.client.pending import Pending, deadline
 from gpuworker.client.reservation import Reservation
 from gpuworker.client.terms import terms_of
-from gpuworker.errors import DeadlineExceeded, GpuWorkerError, SegmentError, WorkerDraining, WorkerNotFound
+from gpuworker.errors import BudgetExceeded, DeadlineExceeded, GpuWorkerError, SegmentError, WorkerDraining, WorkerNotFound
 from gpuworker.segment import Segment, State, spill
 from gpuworker.segment.files import group_id
 from gpuworker.segment.names import shm_name
@@ -156,10 +156,11 @@ class Client:
         pending: deque[Pending] = deque()
         try:
             for request in requests:
+                terms: int | None = None
                 while True:
                     deadline_ns = 0 if timeout is None else deadline(timeout)
                     link = self._live_link(deadline_ns)
-                    terms = terms_of(link, request, latency_budget_ms, priority, self._length)
+                    terms = terms_of(link, request, latency_budget_ms, priority, self._length) if terms is None else terms
                     sent = -errno.EAGAIN if len(pending) >= link.window else self._send(link, request, deadline_ns, terms)
                     if sent in _OVERFLOW and pending:
                         yield pending.popleft().result()
@@ -283,26 +284,19 @@ class Client:
                 ticket = lib.gw_claim(link.port)
             elif problem not in (*_OVERFLOW, -errno.ETIMEDOUT, -errno.EINTR):
                 raise SegmentError(remedies.explain(problem, ""))
+            elif late := (remedies.budget_exceeded(link.port, terms) if problem == -errno.ETIME else None):
+                problem = self._wait_or_raise(link, *late, deadline_ns)
+                continue
+            elif problem == -errno.ETIME:
+                ticket = lib.gw_claim(link.port)  # it is not late any more
             elif (self._on_full or link.on_full) != "block":
-                late = remedies.budget_exceeded(link.port, terms) if problem == -errno.ETIME else None
-                if late is not None:
-                    lib.gw_count_client(link.port, lib.GW_FORECAST_LATE)
-                    raise late
-                if problem == -errno.ETIME:  # it was, a moment ago
-                    ticket = lib.gw_claim(link.port)
-                else:
-                    lib.gw_count_client(link.port, lib.GW_REJECTED)
-                    raise remedies.queue_full(link.port, problem, link.segment.capacity)
+                lib.gw_count_client(link.port, lib.GW_REJECTED)
+                raise remedies.queue_full(link.port, problem, link.segment.capacity)
             else:
                 now = time.monotonic_ns()
                 if deadline_ns and now >= deadline_ns:
                     lib.gw_count_client(link.port, lib.GW_EXPIRED)
                     raise DeadlineExceeded("the timeout passed while waiting for a free slot; the request did not run", "claiming")
-                late = remedies.budget_exceeded(link.port, terms)
-                if late is not None and not link.segment.is_dead():
-                    time.sleep(min(late.retry_after_ms / 1e3, SLICE_NS / 1e9, (deadline_ns - now) / 1e9 if deadline_ns else 1.0))
-                    problem = -errno.ETIME
-                    continue
                 until_ns = now + SLICE_NS
                 ticket = lib.gw_claim_wait(link.port, min(until_ns, deadline_ns) if deadline_ns else until_ns)
                 if ticket == -errno.ETIMEDOUT and link.segment.is_dead():
@@ -310,6 +304,21 @@ class Client:
             if ticket >= 0:
                 return link, ticket
             problem = ticket
+
+    def _wait_or_raise(self, link: Link, late: BudgetExceeded, is_hopeless: bool, deadline_ns: int) -> int:
+        """A request would be late: if the policy is to block, it waits for there to be fewer before it. -> the problem as it is then."""
+        now = time.monotonic_ns()
+        if is_hopeless or (self._on_full or link.on_full) != "block":
+            lib.gw_count_client(link.port, lib.GW_FORECAST_LATE)
+            raise late
+        if deadline_ns and now >= deadline_ns:
+            lib.gw_count_client(link.port, lib.GW_EXPIRED)
+            raise DeadlineExceeded("the timeout passed while the request could not have been in time; it did not run", "claiming")
+        state = link.segment.overview().state
+        if state >= State.DRAINING or link.segment.is_dead():
+            return -errno.ESHUTDOWN if state == State.DRAINING else -errno.ENOTCONN
+        time.sleep(min(late.retry_after_ms / 1e3, SLICE_NS / 1e9, (deadline_ns - now) / 1e9 if deadline_ns else 1.0))
+        return -errno.ETIME
 
 
 def _after_fork_in_child() -> None:

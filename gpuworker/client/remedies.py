@@ -25,12 +25,13 @@ def queue_full(port: Any, problem: int, capacity: int) -> QueueFull:
     return QueueFull(f"{why}; try again in about {retry_after_ms:.0f} ms, or use on_full='block' or a larger capacity", retry_after_ms)
 
 
-def budget_exceeded(port: Any, terms: int) -> BudgetExceeded | None:
-    """The error for a request that is forecast to be late; None if it is not, or not any more."""
+def budget_exceeded(port: Any, terms: int) -> tuple[BudgetExceeded, bool] | None:
+    """The error for a request that is forecast to be late, and whether it would be even if it were alone; None if it is not, or not any more."""
     forecast = ffi.new("gw_forecast *")
     if not lib.gw_is_late(port, terms, forecast):
         return None
-    return BudgetExceeded(forecast.estimated_ns / 1e6, forecast.budget_ns / 1e6, forecast.depth, "enqueue")
+    error = BudgetExceeded(forecast.estimated_ns / 1e6, forecast.budget_ns / 1e6, forecast.depth, "enqueue")
+    return error, forecast.least_ns > forecast.budget_ns
 
 
 def failed(segment: Segment) -> WorkerDied:
@@ -43,7 +44,7 @@ def failure(kind: int, blob: bytes, segment: Segment) -> Exception:
     if kind == lib.GW_KIND_ERROR:
         return decode_error(blob) if blob else RemoteError("Exception", "an error that did not fit max_response_bytes")
     if kind == lib.GW_KIND_EXPIRED:  # counted by the owner
-        return DeadlineExceeded("the deadline passed while the request was queued; it did not run", "queued")
+        return DeadlineExceeded("the request could not be answered before its deadline; it did not run", "queued")
     if kind == lib.GW_KIND_LATE and len(blob) == LATE.size:
         estimated_ns, budget_ns, depth = LATE.unpack(blob)
         return BudgetExceeded(estimated_ns / 1e6, budget_ns / 1e6, depth, "queued")

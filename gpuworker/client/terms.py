@@ -24,7 +24,7 @@ def terms_of(link: Link, request: Any, latency_budget_ms: float | None, priority
         budget_us = round(latency_budget_ms * 1e3)
     if priority:
         if not link.has_priorities:
-            raise ValueError(f"priority: worker {link.segment.name!r} knows none; start it with the option priority_ageing_ms")
+            raise ValueError(f"priority: worker {link.segment.name!r} knows none; start it with the option priorities")
         if isinstance(priority, bool) or not isinstance(priority, int) or not 0 <= priority <= MAX_PRIORITY:
             raise ValueError(f"priority={priority!r}: give an integer from 0 (the default) to {MAX_PRIORITY}; higher goes first")
     if length is not None:

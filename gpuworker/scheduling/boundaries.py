@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_left
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -81,23 +79,6 @@ def cost_ratio(lengths: npt.ArrayLike, counts: npt.ArrayLike, boundaries: Sequen
 def padding(lengths: npt.ArrayLike, counts: npt.ArrayLike, boundaries: Sequence[int]) -> float:
     """Padded tokens for each real one, at least 1. Raises ValueError if a length that occurs is above the last boundary, or if there are no tokens."""
     return cost_ratio(lengths, counts, boundaries)
-
-
-def geometric(max_length: int, ratio: float, multiple: int = 16) -> tuple[int, ...]:
-    """Boundaries that know nothing of the traffic: each `ratio` times the one before, rounded up to a `multiple`; the last is `max_length`."""
-    if max_length < 1 or multiple < 1 or ratio <= 1:
-        raise ValueError(f"max_length {max_length} and multiple {multiple} must be positive, and ratio {ratio} above 1")
-    boundaries, at = [], multiple
-    while at < max_length:
-        boundaries.append(at)
-        at = math.ceil(at // multiple * ratio) * multiple
-    return (*boundaries, max_length)
-
-
-def bucket_of(boundaries: Sequence[int], length: int) -> int | None:
-    """Index of the shortest boundary that holds `length`; None if it is too long for all."""
-    bucket = bisect_left(boundaries, length)
-    return bucket if bucket < len(boundaries) else None
 
 
 def _candidates(lengths: npt.ArrayLike, counts: npt.ArrayLike, top: int | None) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:

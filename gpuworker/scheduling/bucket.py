@@ -8,32 +8,31 @@ from collections.abc import Callable, Iterator, Sequence
 
 from gpuworker.scheduling.decision import Queued, Reason, RunTimes
 from gpuworker.scheduling.fairness import fair_front
-from gpuworker.scheduling.feasible import NEVER_NS, Share, select
+from gpuworker.scheduling.feasible import NEVER_NS, Share, select, spare_heads
 from gpuworker.scheduling.lane import Lane
-from gpuworker.scheduling.waiting import Arrivals, departure, leaves_room
+from gpuworker.scheduling.waiting import Arrivals, Waits, departure
 
 
 class Bucket:
-    """Requests that are padded to `length`, at most `cap` in a batch; by priority, and then by when they are due. With length 0 lengths are not used, unless
-    `max_tokens` is given: then a batch is padded to its longest request, and that times its size is bounded. Where due times are not `firm` nothing is too late.
+    """Requests that are padded to `length` (0: lengths are not used), at most `cap` in a batch; by priority, and then by when they are due. Where due times are
+    not `firm`, nothing is too late.
 
     `plan` sets what it would run now: `size` requests, in `planned_ns`; when they `leave_ns` if nobody else asks, and the `reason`; when the first of them would
-    be missed, `latest_start_ns`; and its priority, `level`. `served_ns`: when its last batch left.
+    be missed, `latest_start_ns`; and its priority, `level`. `ran_ns`: when its last batch began or ended.
     """
 
-    def __init__(self, length: int, cap: int, run_times: RunTimes, firm: bool, max_tokens: int | None = None, slack_ns: int = 0) -> None:
+    def __init__(self, length: int, cap: int, run_times: RunTimes, firm: bool) -> None:
         self.length, self.cap, self.firm, self._run_times = length, cap, firm, run_times
-        self._max_tokens = max_tokens if not length else None
-        self._slack_ns = slack_ns
         self.run_ns = run_times.table(length)
         """Predicted run time by batch size."""
         self.arrivals = Arrivals()
         self.overdue: deque[Queued] = deque()
-        self._lanes: dict[int, Lane] = {0: Lane()}
+        self._only: Lane | None = Lane()  # where there is one priority only, which nearly always is so
+        self._lanes: dict[int, Lane] = {0: self._only}
         self._order = [0]  # priorities, highest first
         self._shares: Sequence[Share] = ()
         self.size = self.planned_ns = self.leave_ns = self.latest_start_ns = self.level = 0
-        self.served_ns = -1
+        self.ran_ns = -NEVER_NS
         self.reason = Reason.FULL
 
     def __len__(self) -> int:
@@ -49,8 +48,12 @@ class Bucket:
         lane = self._lanes.get(request.priority)
         if lane is None:
             lane = self._lanes[request.priority] = Lane()
-            self._order = sorted(self._lanes, reverse=True)
+            self._set_lanes(self._lanes)
         lane.add(request, due_ns)
+
+    def _set_lanes(self, lanes: dict[int, Lane]) -> None:
+        self._lanes, self._order = lanes, sorted(lanes, reverse=True)
+        self._only = lanes[self._order[0]] if len(lanes) == 1 else None
 
     def discard(self, ticket: int) -> bool:
         """Takes one out. False if it is not there."""
@@ -60,23 +63,81 @@ class Bucket:
         self.overdue = deque(request for request in self.overdue if request.ticket != ticket)
         return len(self.overdue) != before
 
-    def promote(self, now_ns: int, ageing_ns: int) -> None:
-        """Lifts a request by one level for each `ageing_ns` that it has waited, as far as there is somebody up there."""
-        for higher, level in zip(self._order[-2::-1], self._order[:0:-1], strict=True):
-            self._lanes[level].lift(self._lanes[higher], higher, now_ns, ageing_ns)
+    def refresh(self) -> None:
+        """Run times have changed."""
+        self.run_ns = self._run_times.table(self.length)
 
-    def plan(self, now_ns: int, max_wait_ns: int | None, worth_ns: int | None) -> None:
-        """What to run if it were this bucket's turn: see above. `size` is 0 when nothing is queued, or nothing can be in time any more. worth_ns: the budget,
-        where requests wait only while that is worth it."""
-        if len(self._order) > 1:
-            self._lanes = {level: lane for level, lane in self._lanes.items() if lane} or {0: Lane()}
-            self._order = sorted(self._lanes, reverse=True)
-        starts_ns = now_ns if self.firm else -NEVER_NS  # a batch that has ended long ago is too late for nobody
-        if len(self._order) == 1 and self._plan_simply(self._lanes[self._order[0]], now_ns, starts_ns):
+    def padded(self, longest: int) -> int:
+        """What a batch is padded to whose longest request is that."""
+        return self.length
+
+    def shape(self, longest: int) -> int:
+        """The length by which run times of such a batch are known."""
+        return self.length
+
+    def table(self, longest: int) -> Sequence[int]:
+        """Predicted run times of such batches."""
+        return self.run_ns
+
+    def pop_hopeless(self, now_ns: int) -> list[Queued]:
+        """Takes out those that are too late even alone."""
+        return self.pop_late(now_ns + self.run_ns[1])
+
+    def pop_late(self, end_ns: int) -> list[Queued]:
+        """Takes out those whose answer is due before `end_ns`, where that is firm."""
+        if not self.firm:
+            return []
+        if self._only is not None:
+            return self._only.pop_before(end_ns)
+        return [request for lane in self._lanes.values() for request in lane.pop_before(end_ns)]
+
+    def plan(self, now_ns: int, waits: Waits, ageing_ns: int = 0) -> None:
+        """What to run if it were this bucket's turn: see above. `size` is 0 when nothing is queued; those that are too late even alone have been taken out."""
+        only = self._only
+        if only is None:
+            self._tidy(now_ns, ageing_ns)
+        elif not only.due_ns:
+            self.size = 0
             return
-        lanes = [self._lanes[level] for level in self._order]
-        cap = self.cap if self._max_tokens is None else self._token_cap(lanes, self._max_tokens)
-        self._shares = shares = select(lanes, starts_ns, self.run_ns, cap)
+        starts_ns = now_ns if self.firm else -NEVER_NS  # a batch that has ended long ago is too late for nobody
+        if only is not None and self._plan_full(only, now_ns, starts_ns):
+            lanes = [only]
+        else:
+            lanes = [self._lanes[level] for level in self._order]
+            self._plan(lanes, now_ns, starts_ns, self._cap(lanes), waits)
+        if ageing_ns and self.size:
+            oldest = min([lane.requests[0] for lane in lanes if lane], key=lambda one: one.enqueue_ns)
+            self.level = max(self.level, oldest.priority + (now_ns - oldest.enqueue_ns) // ageing_ns)
+
+    def _cap(self, lanes: Sequence[Lane]) -> int:
+        return self.cap
+
+    def _tidy(self, now_ns: int, ageing_ns: int) -> None:
+        """Forgets empty priorities; lifts a request by one level for each `ageing_ns` that it has waited, as far as there is somebody up there."""
+        self._set_lanes({level: lane for level, lane in self._lanes.items() if lane} or {0: Lane()})
+        for higher, level in zip(self._order[-2::-1], self._order[:0:-1], strict=True):
+            if ageing_ns:
+                self._lanes[level].lift(self._lanes[higher], higher, now_ns, ageing_ns)
+
+    def _plan_full(self, lane: Lane, now_ns: int, starts_ns: int) -> bool:
+        """What nearly always holds under load, and is asked of every bucket for every batch: a full batch can be in time. False: plan it properly."""
+        due, cap = lane.due_ns, self.cap
+        run_ns = self.run_ns[cap]
+        end_ns = starts_ns + run_ns
+        blocked = 0 if due[0] >= end_ns else bisect_left(due, end_ns)
+        if len(due) - blocked < cap or (blocked and lane.is_mixed):
+            return False
+        self.size, self.planned_ns, self.leave_ns, self.level = cap, run_ns, now_ns, self._order[0]
+        self.reason = Reason.OVERLOAD if blocked else Reason.FULL
+        self.latest_start_ns = due[blocked] - run_ns
+        self._shares = (Share(cap, end_ns),)
+        return True
+
+    def _plan(self, lanes: Sequence[Lane], now_ns: int, starts_ns: int, cap: int, waits: Waits) -> None:
+        shares = select(lanes, starts_ns, self.run_ns, cap)
+        if len(lanes) == 1 and lanes[0].is_mixed:
+            shares = [spare_heads(lanes[0], starts_ns, self.run_ns, cap, shares[0])]
+        self._shares = shares
         self.size = size = sum([share.size for share in shares])
         if not size:
             return
@@ -89,39 +150,9 @@ class Bucket:
             self.reason = Reason.OVERLOAD
         elif size < cap and size == len(self):
             oldest_ns = min([lane.requests[0].enqueue_ns for lane in lanes if lane])
-            arrivals = self.arrivals if worth_ns is not None and leaves_room(self.run_ns, worth_ns) else None
-            due_ns = first_ns - self._slack_ns if self.firm else None
-            self.leave_ns, self.reason = departure(size, oldest_ns, due_ns, self.run_ns, max_wait_ns, arrivals, now_ns)
+            self.leave_ns, self.reason = departure(size, oldest_ns, first_ns if self.firm else None, self.run_ns, waits, self.arrivals, now_ns)
 
-    def _plan_simply(self, lane: Lane, now_ns: int, starts_ns: int) -> bool:
-        """What nearly always holds under load, and is asked of every bucket for every batch: a full batch can be in time. False: plan it properly."""
-        due = lane.due_ns
-        if not due:
-            self.size = 0
-            return True
-        run_ns = self.run_ns[self.cap]
-        end_ns = starts_ns + run_ns
-        blocked = 0 if due[0] >= end_ns else bisect_left(due, end_ns)
-        if len(due) - blocked < self.cap or self._max_tokens is not None:
-            return False
-        self.size, self.planned_ns, self.leave_ns, self.level = self.cap, run_ns, now_ns, self._order[0]
-        self.reason = Reason.OVERLOAD if blocked else Reason.FULL
-        self.latest_start_ns = due[blocked] - run_ns
-        self._shares = (Share(self.cap, end_ns),)
-        return True
-
-    def _token_cap(self, lanes: Sequence[Lane], max_tokens: int) -> int:
-        """How many of the first requests fit the token budget, at least one; sets what batches of their length take."""
-        count = longest = 0
-        for request in (request for lane in lanes for request in lane):
-            longer = max(longest, request.length)
-            if count == self.cap or (count and longer * (count + 1) > max_tokens):
-                break
-            count, longest = count + 1, longer
-        self.run_ns = self._run_times.table(coarse(longest))
-        return count
-
-    def take(self, is_fair: bool, due_ns: Callable[[Queued], int]) -> tuple[list[Queued], list[Queued]]:
+    def take(self, is_fair: bool) -> tuple[list[Queued], list[Queued]]:
         """Takes what was planned out of the queue. -> the batch, and those that stood in its way."""
         batch: list[Queued] = []
         blocked: list[Queued] = []
@@ -131,49 +162,38 @@ class Bucket:
             chosen = fair_front(lane.requests, share.size, lane.participants) if is_fair and lane.is_shared else lane.requests[: share.size]
             lane.remove(chosen)
             batch += chosen
-        while self._max_tokens is not None and len(batch) > 1 and len(batch) * longest(batch) > self._max_tokens:
-            postponed = batch.pop()  # the first ones were in others' way, so these are not those that were counted
-            self.add(postponed, due_ns(postponed))
         return batch, blocked
+
+    def trim(self, batch: list[Queued], now_ns: int, due_ns: Callable[[Queued], int]) -> None:
+        """After `take`, puts back what makes the batch too large."""
+
+    def take_endangered(self, batch: list[Queued], now_ns: int, run_ns: Sequence[int], cap: int, limit_ns: int) -> int:
+        """Moves into `batch`, of a longer bucket with these run times, those of ours that would be too late after it and can be in time in it, as far as that
+        does not make it end later than `limit_ns`. -> the new limit. Padding up is always allowed."""
+        end_ns = now_ns + run_ns[len(batch)]
+        for lane in self._lanes.values():
+            joined = []
+            for request, due_ns in zip(lane.requests, lane.due_ns, strict=True):
+                if len(batch) == cap or due_ns - self.run_ns[1] >= end_ns or now_ns + run_ns[len(batch) + 1] > limit_ns:
+                    break
+                if now_ns + run_ns[len(batch) + 1] <= due_ns:
+                    limit_ns = min(limit_ns, due_ns)
+                    batch.append(request)
+                    joined.append(request)
+            lane.remove(joined)
+        return limit_ns
 
     def take_overdue(self, budget_ns: int) -> list[Queued]:
         """A batch of those that are past their budget; small enough that a request which comes just after it has left can still be in time."""
-        size, longest = 0, 0
+        size = longest = 0
         for request in self.overdue:
             longest = max(longest, request.length)
-            run_ns = self.run_ns if self._max_tokens is None else self._run_times.table(coarse(longest))
-            too_long = self._max_tokens is not None and longest * (size + 1) > self._max_tokens
-            if size and (size == self.cap or too_long or run_ns[size + 1] + run_ns[1] > budget_ns):
+            run_ns = self.table(longest)
+            if size and not (self.fits(size + 1, longest) and run_ns[size + 1] + run_ns[1] <= budget_ns):
                 break
             size += 1
         return [self.overdue.popleft() for _ in range(size)]
 
-    def take_endangered(self, batch: list[Queued], end_ns: int, limit_ns: int, ends_ns: Callable[[int], int]) -> int:
-        """Moves into `batch`, of a longer bucket, those of ours that would be too late once it has ended at `end_ns` and can be in time in it, without making it
-        end later than `limit_ns`. ends_ns(n): when n would end. -> the new limit. Padding up is always allowed."""
-        for lane in self._lanes.values():
-            while lane.requests and lane.due_ns[0] - self.run_ns[1] < end_ns:
-                limit = min(limit_ns, lane.due_ns[0])
-                if ends_ns(len(batch) + 1) > limit:
-                    break
-                limit_ns = limit
-                batch.append(lane.pop_first())
-        return limit_ns
-
-    def pop_late(self, end_ns: int) -> list[Queued]:
-        """Takes out those whose answer is due before `end_ns`, where that is firm."""
-        if not self.firm:
-            return []
-        if len(self._order) == 1:
-            return self._lanes[self._order[0]].pop_before(end_ns)
-        return [request for lane in self._lanes.values() for request in lane.pop_before(end_ns)]
-
-
-def longest(batch: Sequence[Queued]) -> int:
-    """Of the requests' lengths."""
-    return max([request.length for request in batch])
-
-
-def coarse(length: int) -> int:
-    """Rounded up to a power of two: where batches are padded to their longest request, run times are kept by this."""
-    return 1 << (length - 1).bit_length() if length > 0 else 0
+    def fits(self, count: int, longest: int) -> bool:
+        """Whether a batch may hold so many, the longest of that length."""
+        return count <= self.cap

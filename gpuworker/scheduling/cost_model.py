@@ -61,7 +61,7 @@ class CostModel:
         self._shift: list[tuple[Shape, int, int]] = []
 
     def table(self, length: int) -> Sequence[int]:
-        """See RunTimes.table. With the margin."""
+        """See RunTimes.table. With the margin. For length 0 see Surface: where lengths are known, it is no shorter than they are."""
         table = self._tables.get(length)
         if table is None:
             table = [round(run_ns * self.margin) for run_ns in self._row(length)[: self._max_batch_size + 1]]
@@ -73,7 +73,9 @@ class CostModel:
         return self._row(length)[size]
 
     def observe(self, size: int, length: int, run_ns: int) -> None:
-        """See RunTimes.observe."""
+        """See RunTimes.observe. A size that no batch can have is left out."""
+        if not 0 < size < len(self._place):
+            return
         run_ns = min(max(1, run_ns), LONGEST_NS)
         shape = (self._sizes[self._place[size]], length)
         predicted_ns = self.predicted(size, length)
@@ -94,12 +96,19 @@ class CostModel:
             self._publish()
 
     def seed(self, size: int, length: int, run_ns: Sequence[int]) -> None:
-        """Run times that were measured beforehand, none of them cold. They weigh as much as observations."""
+        """Run times that were measured beforehand, none of them cold. They weigh as much as observations. A size that no batch can have is left out."""
+        if not 0 < size < len(self._place):
+            return
         runs = self._shapes.setdefault((self._sizes[self._place[size]], length), _Runs())
         for value in run_ns:
             runs.add(min(max(1, value), LONGEST_NS), self._observed)
         runs.is_known = bool(runs.sorted)
         self._refit()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is known yet: all tables are 0."""
+        return self._surface is None
 
     def to_dict(self) -> dict[str, Any]:
         """What is known, for `restore`; of types that JSON has."""

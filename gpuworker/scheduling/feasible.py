@@ -7,6 +7,7 @@ and are given up, explicitly. (Clockwork, Gujarati et al., OSDI 2020, has this r
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -54,3 +55,16 @@ def _largest(lane: Lane, now_ns: int, run_ns: Sequence[int], taken: int, most: i
             high = middle - 1
         middle = (low + high + 1) // 2
     return low
+
+
+def spare_heads(lane: Lane, now_ns: int, run_ns: Sequence[int], cap: int, share: Share) -> Share:
+    """A smaller batch first, if that gives nobody up: the heads stand in the way of the larger one only because their budgets are smaller than others'. Only
+    where the rest of the larger batch can follow in time: shrinking batches further would be the trap described above."""
+    blocked = len(lane) - lane.feasible(share.end_ns)
+    if not blocked or not share.size:
+        return share
+    smaller = min(bisect_right(run_ns, lane.due_ns[0] - now_ns, hi=cap + 1) - 1, cap)
+    rest = blocked + share.size - smaller
+    if smaller < 1 or not 0 < rest <= cap or now_ns + run_ns[smaller] + run_ns[rest] > lane.due_ns[smaller]:
+        return share
+    return Share(smaller, now_ns + run_ns[smaller])

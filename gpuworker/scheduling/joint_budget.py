@@ -8,21 +8,22 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from gpuworker.scheduling.bucket import Bucket, coarse, longest
+from gpuworker.scheduling.bucket import Bucket
 from gpuworker.scheduling.decision import Decision, Queued, Reason, Run, RunTimes, Wait
-from gpuworker.scheduling.feasible import NEVER_NS
 from gpuworker.scheduling.forecast import PROBE_AFTER_NS
+from gpuworker.scheduling.token_bucket import TokenBucket, longest_of
 from gpuworker.scheduling.urgency import most_urgent
+from gpuworker.scheduling.waiting import Waits
 
 
 class JointBudget:
     """See Scheduler. A bucket's batch is the largest that is feasible as a whole (feasible.py); it may wait for company (waiting.py); among buckets the one goes
-    whose first request would be missed first (least laxity). Requests that cannot be in time are rejected, or served last (late="serve").
+    whose first request would be missed first (urgency.py). Requests that cannot be in time are rejected, or served last (late="serve").
 
     run_times: predicted run times. budget_ns: from enqueue to answer, for requests that do not bring their own; None: no request has one. max_wait_ns: cap of
     the wait; None: none. wait: "auto" or "until_deadline". length_buckets: ascending boundaries; a request longer than the last belongs to the last.
-    max_batch_tokens bounds requests * padded length. allowed_batch_sizes: what batches are padded to. priority_ageing_ns: see Bucket.promote; 0: never.
-    slack_ns: how much later than asked for `decide` may be called; spared where a batch waits until the last instant.
+    uses_lengths: requests have lengths, also where there are no boundaries. max_batch_tokens bounds requests * padded length. priority_ageing_ns: after so long a
+    request counts as one level higher; 0: never. slack_ns: how much later than asked for `decide` may be called; spared where a batch waits until the last instant.
     """
 
     def __init__(
@@ -35,45 +36,39 @@ class JointBudget:
         late: str = "reject",
         wait: str = "auto",
         length_buckets: Sequence[int] = (),
+        uses_lengths: bool = False,
         max_batch_tokens: int | None = None,
-        allowed_batch_sizes: Sequence[int] = (),
         fair_share: bool = True,
         priority_ageing_ns: int = 0,
         slack_ns: int = 0,
     ) -> None:
-        self.run_times, self.budget_ns, self.max_wait_ns = run_times, budget_ns, max_wait_ns
-        self._max_batch_size, self._max_batch_tokens, self._sizes = max_batch_size, max_batch_tokens, tuple(allowed_batch_sizes)
-        self._serves_late, self._worth_ns = late == "serve", budget_ns if wait == "auto" else None
-        self._cap_ns = max_wait_ns if budget_ns is not None else max_wait_ns or 0
-        self._fair_share, self._ageing_ns, self._slack_ns = fair_share, priority_ageing_ns, slack_ns
+        self.run_times, self.budget_ns, self._max_wait_ns = run_times, budget_ns, max_wait_ns or 0
+        self._max_batch_size, self._max_batch_tokens = max_batch_size, max_batch_tokens
+        self._uses_lengths = uses_lengths or bool(length_buckets or max_batch_tokens)
+        self._serves_late, self._fair_share, self._ageing_ns = late == "serve", fair_share, priority_ageing_ns
+        is_auto = wait == "auto" and budget_ns is not None
+        self._waits = Waits(max_wait_ns if budget_ns is not None else self._max_wait_ns, budget_ns if is_auto else None, slack_ns)
         self.buckets: list[Bucket] = []
         self.boundaries: tuple[int, ...] = ()
-        self._ran_ns = -PROBE_AFTER_NS
         self.set_boundaries(length_buckets)
 
     def set_boundaries(self, boundaries: Sequence[int]) -> None:
         """Goes over to other length buckets; what is queued moves with it."""
-        queued = [request for bucket in self.buckets for request in bucket]
-        self.boundaries = tuple(boundaries)
+        before, self.boundaries = self.buckets, tuple(boundaries)
         firm = self.budget_ns is not None
-        self.buckets = [
-            Bucket(length, self._cap(length), self.run_times, firm, self._max_batch_tokens, self._slack_ns) for length in self.boundaries or (0,)
-        ]
-        self._version: int | None = None
-        self._refresh()
-        for request in sorted(queued, key=lambda one: one.enqueue_ns):
+        self.buckets = [Bucket(length, self._cap(length), self.run_times, firm) for length in self.boundaries or (0,)]
+        if self._uses_lengths and not self.boundaries:
+            self.buckets = [TokenBucket(self._max_batch_size, self.run_times, firm, self._max_batch_tokens)]
+        self._version = self.run_times.version
+        for bucket in self.buckets:
+            bucket.ran_ns = max((one.ran_ns for one in before), default=bucket.ran_ns)
+        for request in sorted((request for bucket in before for request in bucket), key=lambda one: one.enqueue_ns):
             self.add(request)
 
     def _cap(self, length: int) -> int:
         if not self._max_batch_tokens or not length:
             return self._max_batch_size
         return max(1, min(self._max_batch_size, self._max_batch_tokens // length))
-
-    def _refresh(self) -> None:
-        if self._version != self.run_times.version:
-            self._version = self.run_times.version
-            for bucket in self.buckets:
-                bucket.run_ns = self.run_times.table(bucket.length)
 
     def bucket_of(self, length: int) -> Bucket:
         """Where a request of this length belongs."""
@@ -92,7 +87,7 @@ class JointBudget:
         """When its answer has to be there; without a budget, when it is to be there as far as that is possible."""
         if self.budget_ns is None:
             bucket = self.bucket_of(request.length)
-            return request.enqueue_ns + (self.max_wait_ns or 0) + bucket.run_ns[bucket.cap]
+            return request.enqueue_ns + self._max_wait_ns + bucket.table(request.length)[bucket.cap]
         due_ns = request.enqueue_ns + (request.budget_ns or self.budget_ns)
         return min(due_ns, request.deadline_ns) if request.deadline_ns else due_ns
 
@@ -102,72 +97,66 @@ class JointBudget:
 
     def observe(self, batch: Sequence[Queued], started_ns: int, ended_ns: int) -> None:
         """See Scheduler.observe."""
-        self._ran_ns = ended_ns
-        size = next((size for size in self._sizes if size >= len(batch)), len(batch))
-        length = longest(batch)
-        padded = self.bucket_of(length).length or (coarse(length) if self._max_batch_tokens else 0)
-        self.run_times.observe(size, padded, ended_ns - started_ns)
+        longest = longest_of(batch)
+        bucket = self.bucket_of(longest)
+        bucket.ran_ns = ended_ns
+        self.run_times.observe(len(batch), bucket.shape(longest), ended_ns - started_ns)
 
     def decide(self, now_ns: int, may_wait: bool = True) -> Decision:
         """See Scheduler.decide."""
-        self._refresh()
+        if self._version != self.run_times.version:
+            self._version = self.run_times.version
+            for bucket in self.buckets:
+                bucket.refresh()
         runnable: list[Bucket] = []
-        rejected: list[Queued] = []
         hopeless: list[tuple[Bucket, list[Queued]]] = []
         for bucket in self.buckets:
-            if self._ageing_ns:
-                bucket.promote(now_ns, self._ageing_ns)
-            bucket.plan(now_ns, self._cap_ns, self._worth_ns)
+            if late := bucket.pop_hopeless(now_ns):
+                hopeless.append((bucket, late))
+            bucket.plan(now_ns, self._waits, self._ageing_ns)
             if bucket.size:
                 runnable.append(bucket)
-            elif late := bucket.pop_late(now_ns + bucket.run_ns[1]):
-                hopeless.append((bucket, late))
-        is_idle = now_ns - self._ran_ns >= PROBE_AFTER_NS
-        if hopeless and not runnable and is_idle and self.run_times.learns and (probe := self._probe(hopeless, now_ns)) is not None:
-            return probe
-        for bucket, late in hopeless:
-            rejected += self._give_up(bucket, late)
-        chosen = most_urgent(runnable, now_ns, may_wait, self._fair_share)
-        if chosen is not None:
-            return self._run(chosen, now_ns, rejected)
-        late_run = self._late(self.budget_ns) if self.budget_ns and not runnable else None
-        if late_run is not None:
-            return late_run._replace(rejected=rejected)
-        return Wait(min([bucket.leave_ns for bucket in runnable], default=None), rejected)
+        run = self._probe(hopeless, now_ns) if hopeless and self.run_times.learns else None
+        rejected = [request for bucket, late in hopeless for request in self._give_up(bucket, late)]
+        if run is None and (chosen := most_urgent(runnable, now_ns, may_wait, self._fair_share)) is not None:
+            run = self._run(chosen, now_ns, may_wait)
+        if run is None and not runnable:
+            run = self._late()
+        if run is None:
+            return Wait(min([bucket.leave_ns for bucket in runnable], default=None), rejected)
+        return run._replace(rejected=[*rejected, *run.rejected]) if rejected else run
 
-    def _run(self, bucket: Bucket, now_ns: int, rejected: list[Queued]) -> Run:
-        bucket.served_ns = self._ran_ns = now_ns
-        reason = bucket.reason if bucket.leave_ns <= now_ns else Reason.DRAIN
-        batch, blocked = bucket.take(self._fair_share, self.due_ns)
-        if blocked:
-            rejected += self._give_up(bucket, blocked)
-        end_ns = now_ns + bucket.planned_ns
-        if bucket.firm and len(batch) < bucket.cap and bucket is not self.buckets[0]:
-            end_ns = now_ns + self._merge_upward(bucket, batch, now_ns)
+    def _run(self, bucket: Bucket, now_ns: int, may_wait: bool) -> Run:
+        bucket.ran_ns = now_ns
+        reason = bucket.reason if bucket.leave_ns <= now_ns else Reason.BUDGET if may_wait else Reason.DRAIN
+        batch, blocked = bucket.take(self._fair_share)
+        bucket.trim(batch, now_ns, self.due_ns)
+        rejected = self._give_up(bucket, blocked)
+        planned_ns = bucket.planned_ns
+        if bucket.firm and len(batch) < bucket.cap and bucket is not self.buckets[0]:  # room for shorter ones that would be missed otherwise
+            limit_ns = min(map(self.due_ns, batch))
+            for shorter in self.buckets[: self.buckets.index(bucket)]:
+                limit_ns = shorter.take_endangered(batch, now_ns, bucket.run_ns, bucket.cap, limit_ns)
+            planned_ns = bucket.run_ns[len(batch)]
         for other in self.buckets:
-            if late := other.pop_late(end_ns):
+            if late := other.pop_late(now_ns + planned_ns):
                 rejected += self._give_up(other, late)
-        return Run(len(batch), reason, batch, rejected, self._padding(bucket, batch)[0], end_ns - now_ns)
+        return self._as_run(bucket, batch, reason, rejected)
 
-    def _merge_upward(self, bucket: Bucket, batch: list[Queued], now_ns: int) -> int:
-        """Fills a batch up with requests of shorter buckets that would be missed otherwise. -> how long it takes now."""
-        run_ns, cap = bucket.run_ns, bucket.cap
-        limit_ns = min(map(self.due_ns, batch))
-        end_ns = now_ns + run_ns[len(batch)]
-        for shorter in self.buckets[: self.buckets.index(bucket)]:
-            limit_ns = shorter.take_endangered(batch, end_ns, limit_ns, lambda n: now_ns + run_ns[n] if n <= cap else NEVER_NS + 1)
-        return run_ns[len(batch)]
+    def _as_run(self, bucket: Bucket, batch: Sequence[Queued], reason: Reason, rejected: Sequence[Queued] = ()) -> Run:
+        longest = longest_of(batch) if self._uses_lengths else 0
+        return Run(len(batch), reason, batch, rejected, bucket.padded(longest), bucket.table(longest)[len(batch)])
 
     def _probe(self, hopeless: list[tuple[Bucket, list[Queued]]], now_ns: int) -> Run | None:
-        """Runs the request that has the most time left, though that seems too little: else a prediction that is too high would never be corrected."""
-        bucket, late = max(hopeless, key=lambda one: self.due_ns(one[1][-1]))
-        if self.due_ns(late[-1]) <= now_ns:
-            return None
-        probe = late.pop()
-        self._ran_ns = now_ns
-        rejected = [request for one, requests in hopeless for request in self._give_up(one, requests)]
-        padded, run_ns = self._padding(bucket, [probe])
-        return Run(1, Reason.PROBE, [probe], rejected, padded, run_ns[1])
+        """Runs a request that still has some time though that seems too little, of a bucket that has not run for a while: else a prediction that is too high
+        would never be corrected."""
+        for bucket, late in hopeless:
+            last = max(late, key=self.due_ns)
+            if not bucket.size and now_ns - bucket.ran_ns >= PROBE_AFTER_NS and self.due_ns(last) > now_ns:
+                late.remove(last)
+                bucket.ran_ns = now_ns
+                return self._as_run(bucket, [last], Reason.PROBE)
+        return None
 
     def _give_up(self, bucket: Bucket, requests: list[Queued]) -> list[Queued]:
         """-> those to reject."""
@@ -176,17 +165,7 @@ class JointBudget:
         bucket.overdue.extend(requests)
         return []
 
-    def _late(self, budget_ns: int) -> Run | None:
+    def _late(self) -> Run | None:
         """A batch of requests that are past their budget."""
         bucket = min((bucket for bucket in self.buckets if bucket.overdue), key=lambda one: one.overdue[0].enqueue_ns, default=None)
-        if bucket is None:
-            return None
-        batch = bucket.take_overdue(budget_ns)
-        padded, run_ns = self._padding(bucket, batch)
-        return Run(len(batch), Reason.LATE, batch, (), padded, run_ns[len(batch)])
-
-    def _padding(self, bucket: Bucket, batch: Sequence[Queued]) -> tuple[int, Sequence[int]]:
-        """What a batch is padded to, and what batches of that length take."""
-        if bucket.length or not self._max_batch_tokens:
-            return bucket.length, bucket.run_ns
-        return longest(batch), self.run_times.table(coarse(longest(batch)))
+        return None if bucket is None else self._as_run(bucket, bucket.take_overdue(self.budget_ns or 0), Reason.LATE)

@@ -12,7 +12,7 @@ from gpuworker.scheduling.decision import Queued
 class Lane:
     """Lists side by side: requests, when each is due, ascending, and who sent it."""
 
-    __slots__ = ("due_ns", "is_shared", "participants", "requests")
+    __slots__ = ("due_ns", "is_mixed", "is_shared", "participants", "requests")
 
     def __init__(self) -> None:
         self.requests: list[Queued] = []
@@ -20,6 +20,8 @@ class Lane:
         self.participants: list[int] = []
         self.is_shared = False
         """Whether several clients have sent requests, since it was empty last."""
+        self.is_mixed = False
+        """Whether their budgets differ."""
 
     def __len__(self) -> int:
         return len(self.requests)
@@ -30,9 +32,11 @@ class Lane:
     def add(self, request: Queued, due_ns: int) -> None:
         """Nearly always at the end, as requests come nearly in order."""
         if not self.requests:
-            self.is_shared = False
-        elif request.participant != self.participants[0]:
-            self.is_shared = True
+            self.is_shared = self.is_mixed = False
+        else:
+            first = self.requests[0]
+            self.is_shared = self.is_shared or request.participant != first.participant
+            self.is_mixed = self.is_mixed or request.budget_ns != first.budget_ns
         due = self.due_ns
         at = len(due) if not due or due[-1] <= due_ns else bisect_left(due, due_ns + 1)
         due.insert(at, due_ns)
@@ -78,7 +82,7 @@ class Lane:
     def remove(self, batch: Sequence[Queued]) -> None:
         """Takes `batch` out, which usually comes first."""
         count = len(batch)
-        if self.requests[:count] == batch:
+        if not count or self.requests[:count] == batch:
             self._delete(0, count)
             return
         chosen = {request.ticket for request in batch}

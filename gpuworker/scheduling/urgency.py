@@ -18,7 +18,7 @@ def most_urgent(buckets: Sequence[Bucket], now_ns: int, may_wait: bool, is_fair:
     for other in buckets:
         if other.latest_start_ns < end_ns and other is not best and other.level >= best.level:
             can_afford = best.latest_start_ns >= now_ns + other.planned_ns
-            if can_afford or (is_fair and other.served_ns < best.served_ns):
+            if can_afford or (is_fair and other.ran_ns < best.ran_ns):
                 return other
     return best
 

@@ -17,4 +17,4 @@ class ForecastAdmission:
         """See simulate."""
         budget_ns = request.budget_ns or self._scheduler.budget_ns
         lanes = lane_views(self._scheduler.buckets, now_ns)
-        return not budget_ns or not forecast(lanes, request.length, budget_ns, busy_until_ns - now_ns, self._always).is_late
+        return not budget_ns or bool(request.priority) or not forecast(lanes, request.length, budget_ns, now_ns, busy_until_ns, self._always).is_late

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 from gpuworker.scheduling import JointBudget, KnownRunTimes, Policy, Queued, RunTimes, Scheduler, SizeOrTimeout
 from gpuworker.scheduling.cost_model import CostModel
+from gpuworker.scheduling.sizes import at_least, doubling
+from gpuworker.scheduling.token_bucket import coarse
 from gpuworker.testing import rivals
 from gpuworker.testing.admission import ForecastAdmission
 from gpuworker.testing.costs import Cost
@@ -23,13 +25,14 @@ SIZE_TIMEOUT_MS = 5.0
 @dataclasses.dataclass(frozen=True)
 class Setting:
     """A device, and what is asked of it. `longest`: of the requests' lengths, 0 where they are not used; `max_wait_ms`: None for no cap; the others are as in
-    WorkerOptions."""
+    WorkerOptions. As there, requests longer than the last of length_buckets, or than max_batch_tokens, are refused: `longest` is made no more than that."""
 
     cost_ns: Cost
     max_batch_size: int
     budget_ns: int
     max_wait_ms: float | None = None
     length_buckets: tuple[int, ...] = ()
+    max_batch_tokens: int | None = None
     allowed_batch_sizes: tuple[int, ...] = ()
     late: str = "reject"
     wait: str = "auto"
@@ -39,31 +42,51 @@ class Setting:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.length_buckets and self.length_buckets[-1] < self.longest:
-            object.__setattr__(self, "length_buckets", (*self.length_buckets, self.longest))
+        if self.limit is not None:
+            object.__setattr__(self, "longest", min(self.longest, self.limit))
+
+    @property
+    def limit(self) -> int | None:
+        """The longest request that is taken; None: any."""
+        return min([limit for limit in (self.max_batch_tokens, *self.length_buckets[-1:]) if limit is not None], default=None)
+
+    def takes(self, request: Queued) -> bool:
+        """Whether the request is not too long."""
+        return self.limit is None or request.length <= self.limit
+
+    def fitting(self, length: int) -> int:
+        """How many requests of a length a batch may hold."""
+        padded = at_least(length, self.length_buckets)
+        return max(min(self.max_batch_size, self.max_batch_tokens // max(padded, 1)), 1) if self.max_batch_tokens else self.max_batch_size
 
     def padded_ns(self, size: int, length: int) -> int:
         """Cost of a batch whose size is rounded up to an allowed one; a length that is not known is the longest."""
-        size = next((allowed for allowed in self.allowed_batch_sizes if allowed >= size), size)
-        return self.cost_ns(size, length or self.longest)
+        return self.cost_ns(at_least(size, self.allowed_batch_sizes), length or self.longest)
 
     @cached_property
     def table_ns(self) -> list[int]:
-        """Run times of batches of 0 to max_batch_size of the longest requests."""
-        return [0, *(self.padded_ns(size, self.longest) for size in range(1, self.max_batch_size + 1))]
+        """Run times of batches of 0 to `fitting` of the longest requests: what schedulers plan with that know nothing of lengths."""
+        padded = at_least(self.longest, self.length_buckets)
+        return [0, *(self.padded_ns(size, padded) for size in range(1, self.fitting(self.longest) + 1))]
 
     def run_times(self) -> RunTimes:
         """What the worker would know after its warm-up; with noise it has to learn its margin."""
         if not self.noise:
-            return KnownRunTimes(self.padded_ns, self.max_batch_size)
+            return KnownRunTimes(self._known_ns, self.max_batch_size)
         model = CostModel(self.max_batch_size, allowed_batch_sizes=self.allowed_batch_sizes)
-        for length in self.length_buckets or (0,):
-            doubling = sorted(
-                {*(1 << power for power in range(self.max_batch_size.bit_length())), self.max_batch_size}
-            )  # as a warm-up profile has it
-            for size in self.allowed_batch_sizes or doubling:
-                model.seed(size, length, [self.padded_ns(size, length)] * 5)
+        for (size, length), run_ns in self.profile(self.allowed_batch_sizes or doubling(self.max_batch_size)).items():
+            model.seed(size, length, [run_ns] * 5)
         return model
+
+    def profile(self, sizes: Sequence[int]) -> dict[tuple[int, int], int]:
+        """Run times by (size, length), as a worker profiles them: of each bucket, without buckets of powers of two."""
+        lengths = self.length_buckets or (doubling(coarse(self.longest)) if self.longest else (0,))
+        shapes = ((size, length) for length in lengths for size in sizes if size == min(sizes) or size <= self.fitting(length))
+        return {(size, length): self._known_ns(size, length) for size, length in shapes}
+
+    def _known_ns(self, size: int, length: int) -> int:
+        """As padded_ns: no batch is longer than the longest, though lengths are rounded up to powers of two."""
+        return self.padded_ns(size, min(length, at_least(self.longest, self.length_buckets)))
 
     def ours(self) -> JointBudget:
         """The worker's own scheduler."""
@@ -75,7 +98,8 @@ class Setting:
             late=self.late,
             wait=self.wait,
             length_buckets=self.length_buckets,
-            allowed_batch_sizes=self.allowed_batch_sizes,
+            uses_lengths=bool(self.longest),
+            max_batch_tokens=self.max_batch_tokens,
         )
 
     @property
@@ -86,7 +110,8 @@ class Setting:
     def simulate(self, policy: str, requests: Sequence[Queued]) -> Simulation:
         """Serves the requests under one of POLICIES. Only our own frontends forecast, and only where what is late is rejected."""
         scheduler = POLICIES[policy](self)
-        forecasts = self.late == "reject" and self.admission != "off"
+        forecasts = self.late == "reject" and self.admission != "off" and isinstance(scheduler, JointBudget)
+        forecast = ForecastAdmission(cast(JointBudget, scheduler), self.admission) if forecasts else None
         return simulate(
             scheduler,
             requests,
@@ -96,21 +121,23 @@ class Setting:
             allowed_batch_sizes=self.allowed_batch_sizes,
             noise=self.noise,
             seed=self.seed,
-            admit=ForecastAdmission(scheduler, self.admission) if forecasts and isinstance(scheduler, JointBudget) else None,
+            admit=lambda request, now_ns, busy_until_ns: self.takes(request) and (forecast is None or forecast(request, now_ns, busy_until_ns)),
         )
 
     def optimum(self, requests: Sequence[Queued]) -> int | None:
         """The most that could be in time, had all arrivals and run times been known; None where no bound can be computed (see `optimum`), nor with noise."""
+        taken = [request for request in requests if self.takes(request)]
+        shortest = min((request.length for request in taken), default=0)
         try:
-            return None if self.noise else optimum(requests, lambda size, length: self.padded_ns(size, length), self.max_batch_size, self.budget_ns)
+            return None if self.noise else optimum(taken, self.padded_ns, self.fitting(shortest), self.budget_ns)
         except ValueError:
             return None
 
 
 POLICIES: Mapping[str, Callable[[Setting], Scheduler | Policy]] = {
     "ours": Setting.ours,
-    "eager": lambda setting: SizeOrTimeout(setting.max_batch_size, 0),
-    "size-timeout": lambda setting: SizeOrTimeout(setting.max_batch_size, setting.timeout_ms),
+    "eager": lambda setting: SizeOrTimeout(setting.fitting(setting.longest), 0),
+    "size-timeout": lambda setting: SizeOrTimeout(setting.fitting(setting.longest), setting.timeout_ms),
     "reject-expired": lambda setting: rivals.RejectExpired(setting.table_ns, setting.budget_ns, setting.timeout_ms),
     "clipper": lambda setting: rivals.ClipperAimd(setting.table_ns, setting.budget_ns),
     "clipper-e2e": lambda setting: rivals.ClipperAimd(setting.table_ns, setting.budget_ns, end_to_end=True),

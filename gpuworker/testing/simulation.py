@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import cast
@@ -12,6 +11,7 @@ import numpy as np
 from gpuworker.scheduling import Policy, Queued, Run
 from gpuworker.scheduling.decision import Scheduler
 from gpuworker.scheduling.fifo import Fifo
+from gpuworker.scheduling.sizes import at_least
 from gpuworker.testing.fakes import FakeClock, FakeGpu
 from gpuworker.testing.outcome import Outcome, SimulatedBatch, Simulation
 
@@ -65,8 +65,8 @@ def simulate(
             ledger.end(request, Outcome.REJECTED_AT_DISPATCH, now_ns)
         if isinstance(decision, Run):
             batch = decision.batch or ()
-            size = _at_least(len(batch), allowed_batch_sizes)
-            length = decision.length or _at_least(max(request.length for request in batch), length_buckets)
+            size = at_least(len(batch), allowed_batch_sizes)
+            length = decision.length or at_least(max(request.length for request in batch), length_buckets)
             busy_until_ns = now_ns + (decision.predicted_ns or cost_ns(size, length))
             end_ns = gpu.run(size, length)
             for request in batch:
@@ -90,12 +90,6 @@ def _requests(arrivals: Iterable[int | Queued]) -> list[Queued]:
         if after.enqueue_ns < before.enqueue_ns:
             raise ValueError(f"arrivals must be in order: {after.enqueue_ns} ns comes after {before.enqueue_ns} ns")
     return requests
-
-
-def _at_least(value: int, steps: Sequence[int]) -> int:
-    """The first of the ascending `steps` that is no less than `value`; itself where there is none."""
-    at = bisect_left(steps, value)
-    return steps[at] if at < len(steps) else value
 
 
 class _Ledger:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from gpuworker.payload import encode
 from gpuworker.scheduling.cost_model import CostModel
+from gpuworker.scheduling.sizes import doubling
 from gpuworker.worker.batch import outcomes_of
 from gpuworker.worker.profile import profile
 
@@ -101,10 +102,10 @@ def measure(
 
 def stages(max_batch_size: int) -> list[list[int]]:
     """Sizes to profile, the most telling ones first."""
-    doubling = [1 << power for power in range(max_batch_size.bit_length())]
-    between = [size + size // 2 for size in doubling[1:] if size + size // 2 < max_batch_size]
+    doubled = doubling(max_batch_size)
+    between = [size + size // 2 for size in doubled[1:] if size + size // 2 < max_batch_size]
     ends = sorted({1, max_batch_size})
-    return [sizes for sizes in (ends, [size for size in doubling if size not in ends], between) if sizes]
+    return [sizes for sizes in (ends, doubled[1:-1], between) if sizes]
 
 
 def spread(lengths: Sequence[int], most: int = MOST_LENGTHS) -> list[int]:

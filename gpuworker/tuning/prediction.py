@@ -16,6 +16,7 @@ from gpuworker.testing import Outcome, Simulation, poisson
 from gpuworker.testing.comparison import Setting
 from gpuworker.testing.traces import Trace
 from gpuworker.tuning.search import Candidate, Trial
+from gpuworker.worker.profile import sizes_to_profile
 
 Cost = Callable[[int, int], int]
 
@@ -70,8 +71,8 @@ class Device(Setting):
     def run_times(self) -> CostModel:
         """See Setting."""
         model = CostModel(self.max_batch_size, allowed_batch_sizes=self.allowed_batch_sizes)
-        sizes = self.allowed_batch_sizes or sorted({*(size for size in self.known_sizes if size <= self.max_batch_size), self.max_batch_size})
-        shapes = [[size, length, self.padded_ns(size, length)] for length in self.length_buckets or (0,) for size in sizes]
+        known = self.profile(sizes_to_profile(self.max_batch_size, self.allowed_batch_sizes or self.known_sizes))
+        shapes = [[*shape, run_ns] for shape, run_ns in known.items()]
         model.restore({**model.to_dict(), "shapes": shapes})
         return model
 

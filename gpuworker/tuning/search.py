@@ -7,6 +7,8 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from gpuworker.scheduling.sizes import doubling
+
 FINALISTS = 6
 """Candidates of the coarse round that are tried on all requests."""
 ROUNDS = 4
@@ -66,8 +68,7 @@ class Space(NamedTuple):
 
     def coarse(self) -> Iterator[Candidate]:
         """Every combination of a few values of each option."""
-        doubling = {1 << power for power in range(self.max_batch_size.bit_length())}
-        for size in sorted({*doubling, self.max_batch_size}):
+        for size in doubling(self.max_batch_size):
             for max_wait_ms, wait in ((None, "auto"), (None, "until_deadline"), (0.0, "auto"), (self._cap(1 / 4), "auto")):
                 for buckets in ((), *self.buckets):
                     yield Candidate(size, max_wait_ms, wait, buckets)

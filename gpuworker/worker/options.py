@@ -12,15 +12,14 @@ from gpuworker.segment.files import group_id
 from gpuworker.segment.wire import ADMISSION, LINE, ON_FULL, WAKE, choice
 
 ON_OWNER_DEATH = {"requeue": 0, "fail": 1}
-LATE_POLICY = {"reject": 0, "serve": 1}
-WAIT_POLICY = {"auto": 0, "until_deadline": 1}
+DEFAULT_BATCH_SIZE = 32
 
 
 @dataclasses.dataclass(frozen=True)
 class WorkerOptions:
     """Options of a worker. Raises ValueError for a value out of range, TypeError for an unknown name (with the nearest right one)."""
 
-    max_batch_size: int = 32
+    max_batch_size: int = DEFAULT_BATCH_SIZE
     """Most requests that run_batch is given at once."""
     max_wait_ms: float | None = None
     """Longest that a request waits, from its enqueue time on, for its batch to fill while the device is free. 0: it does not wait. Default: 0; with
@@ -48,10 +47,11 @@ class WorkerOptions:
     max_batch_tokens: int | None = None
     """Most that a batch may hold: its number of requests times the length that they are padded to. Default: no limit."""
     allowed_batch_sizes: str | tuple[int, ...] | None = None
-    """Sizes that the handler pads its batches to (1,2,4,8): the run times of those are what counts, and the last bounds max_batch_size. Default: every size."""
-    priority_ageing_ms: float | None = None
-    """Lets clients give requests a priority, 0 to 255; higher ones go first. One that has waited so long counts as one level higher; 0: never.
-    Default: no priorities."""
+    """Sizes that the handler pads its batches to (1,2,4,8): the run times of those are what counts, and the last is the max_batch_size. Default: every size."""
+    priorities: bool = False
+    """Let clients give requests a priority, 0 to 255; higher ones go first."""
+    priority_ageing_ms: float = 0.0
+    """With priorities: a request that has waited so long counts as one level higher. 0: never."""
     fair_share: bool = True
     """When not all queued requests fit a batch, each client's first goes before anybody's second."""
     capacity: int = 256
@@ -111,13 +111,24 @@ class WorkerOptions:
                 _require_int(option, getattr(self, option), 1, lib.GW_MAX_LENGTH if option == "max_length" else 1 << 40)
         for option, most in (("length_buckets", lib.GW_LANES), ("allowed_batch_sizes", 1 << 12)):
             object.__setattr__(self, option, _ascending(option, getattr(self, option), most, may_learn=option == "length_buckets"))
-        if self.allowed_batch_sizes:
-            object.__setattr__(self, "max_batch_size", min(self.max_batch_size, int(self.allowed_batch_sizes[-1])))
-        if self.length_buckets and self.length_buckets != "learn" and self.max_length is not None and self.max_length > int(self.length_buckets[-1]):
-            raise ValueError(f"max_length={self.max_length}: it is more than the last of length_buckets, {self.length_buckets[-1]}")
+        if self.sizes:
+            if self.max_batch_size not in (DEFAULT_BATCH_SIZE, self.sizes[-1]):
+                raise ValueError(
+                    f"max_batch_size={self.max_batch_size}: it is not the last of allowed_batch_sizes, {self.sizes[-1]}; leave one of them out"
+                )
+            object.__setattr__(self, "max_batch_size", self.sizes[-1])
+        if self.boundaries:
+            if self.max_length is not None and self.max_length > self.boundaries[-1]:
+                raise ValueError(f"max_length={self.max_length}: it is more than the last of length_buckets, {self.boundaries[-1]}")
+            if self.max_batch_tokens is not None and self.max_batch_tokens < self.boundaries[-1]:
+                raise ValueError(
+                    f"max_batch_tokens={self.max_batch_tokens}: one request padded to the last of length_buckets, {self.boundaries[-1]}, has more"
+                )
+        if self.priority_ageing_ms and not self.priorities:
+            raise ValueError("priority_ageing_ms: there are no priorities; set priorities=True, too")
         for option in ("max_wait_ms", "latency_budget_ms", "priority_ageing_ms", "startup_timeout_s", "drain_timeout_s", "run_timeout_s"):
             value = getattr(self, option)
-            if value is None and option not in ("startup_timeout_s", "drain_timeout_s"):
+            if value is None and option in ("max_wait_ms", "latency_budget_ms", "run_timeout_s"):
                 continue
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1e9:
                 raise ValueError(f"{option}={value!r}: give a number from 0 to 1e9")
@@ -127,10 +138,13 @@ class WorkerOptions:
             raise ValueError(f"target_miss_rate={self.target_miss_rate!r}: give a number between 0 and 1")
         if not isinstance(self.cost_file, str) or not self.cost_file:
             raise ValueError(f'cost_file={self.cost_file!r}: give a path, "auto" or "off"')
-        choice(LATE_POLICY, self.late, "late")
-        choice(WAIT_POLICY, self.wait, "wait")
+        for option, values in (("late", ("reject", "serve")), ("wait", ("auto", "until_deadline"))):
+            choice(dict.fromkeys(values, 0), getattr(self, option), option)
         choice(ADMISSION, self.admission, "admission")
-        for option in ("isolate_errors", "allow_pickle", "standby", "fair_share"):
+        for option, default in (("late", "reject"), ("wait", "auto"), ("admission", "auto")):
+            if self.latency_budget_ms is None and getattr(self, option) != default:
+                raise ValueError(f"{option}={getattr(self, option)!r}: it says what happens under a latency_budget_ms, and there is none")
+        for option in ("isolate_errors", "allow_pickle", "standby", "fair_share", "priorities"):
             if not isinstance(getattr(self, option), bool):
                 raise ValueError(f"{option}={getattr(self, option)!r}: give True or False")
         if self.group is not None:
@@ -156,8 +170,22 @@ class WorkerOptions:
     @property
     def is_plain(self) -> bool:
         """Whether batches leave by size and age alone, from one queue in the order of arrival."""
-        asked = (self.latency_budget_ms, self.length_buckets, self.max_batch_tokens, self.max_length, self.priority_ageing_ms)
-        return all(value is None for value in asked)
+        return self.latency_budget_ms is None and not self.uses_lengths and not self.priorities
+
+    @property
+    def uses_lengths(self) -> bool:
+        """Whether requests have lengths."""
+        return not (self.length_buckets is None and self.max_batch_tokens is None and self.max_length is None)
+
+    @property
+    def boundaries(self) -> tuple[int, ...]:
+        """The length buckets as they are given; none where they are learned."""
+        return self.length_buckets if isinstance(self.length_buckets, tuple) else ()
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The allowed batch sizes; none where every size is."""
+        return self.allowed_batch_sizes if isinstance(self.allowed_batch_sizes, tuple) else ()
 
     @property
     def longest(self) -> int:

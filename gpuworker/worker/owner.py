@@ -91,8 +91,8 @@ class Owner:
         n = self.line.take(run, self._taken)
         if not n:
             return
-        self._failed = False
         tickets, requests = self._exchange.read(ffi.unpack(self._taken, 2 * n))
+        self._failed = len(requests) != n
         outcomes: list[Any] = []
         try:
             if requests:

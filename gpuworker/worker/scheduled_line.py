@@ -27,8 +27,6 @@ log = logging.getLogger("gpuworker")
 
 LEARN_TICKS = 50
 """Between two looks at the length histogram: 5 s."""
-KEEP_TICKS = 300
-"""Between two savings of what was learned: 30 s."""
 LEAST_SLACK_NS, MOST_SLACK_NS = 200_000, 2_000_000
 """Where requests wait until the last instant, it is moved forward by 1 % of the budget, within these: the owner never wakes up just in time."""
 _MAX_REFUSAL: int = lib.GW_MAX_REFUSAL
@@ -44,11 +42,9 @@ class ScheduledLine:
         if lib.gw_open_backlog(segment.port):
             raise MemoryError("no memory for the owner's queue")
         self._arrived, self._gone, self._departures = ffi.new("gw_item **"), ffi.new("uint64_t **"), ffi.new("int *")
-        sizes = tuple(map(int, options.allowed_batch_sizes or ()))
-        self._costs = CostModel(options.max_batch_size, allowed_batch_sizes=sizes, miss_rate=options.target_miss_rate)
+        self._costs = CostModel(options.max_batch_size, allowed_batch_sizes=options.sizes, miss_rate=options.target_miss_rate)
         learns = options.length_buckets == "learn"
         self._learner = BoundaryLearner(options.max_length_buckets, max_length=options.longest or None) if learns else None
-        boundaries = () if learns else tuple(map(int, options.length_buckets or ()))
         self._scheduler = JointBudget(
             self._costs,
             max_batch_size=options.max_batch_size,
@@ -56,14 +52,13 @@ class ScheduledLine:
             max_wait_ns=_ns(options.max_wait_ms),
             late=options.late,
             wait=options.wait,
-            length_buckets=boundaries,
+            length_buckets=options.boundaries,
+            uses_lengths=options.uses_lengths,
             max_batch_tokens=options.max_batch_tokens,
-            allowed_batch_sizes=sizes,
             fair_share=options.fair_share,
             priority_ageing_ns=_ns(options.priority_ageing_ms) or 0,
             slack_ns=min(max((_ns(options.latency_budget_ms) or 0) // 100, LEAST_SLACK_NS), MOST_SLACK_NS),
         )
-        self._uses_lengths = learns or bool(boundaries or options.max_batch_tokens or options.max_length)
         self._proposed: tuple[int, ...] | None = None
         self._published: object = None
         self._forecasts = False
@@ -71,9 +66,6 @@ class ScheduledLine:
         self._batch: Sequence[Queued] = ()
         self._handler: Handler | None = None
         self._warm_start: WarmStart | None = None
-        self._is_to_be_kept = False  # the keeper asks, the owner's thread takes a snapshot, the keeper writes it
-        self._kept: dict[str, Any] | None = None
-        self._kept_version = 0
 
     def prepare(self, handler: Handler) -> None:
         """Seeds the cost model: from the last time, else by a profile of the handler's warm-up examples."""
@@ -87,8 +79,7 @@ class ScheduledLine:
         """See Line.announce."""
         options = self._options
         admission = ADMISSION[options.admission if options.latency_budget_ms is not None and options.late == "reject" else "off"]
-        has_priorities = int(options.priority_ageing_ms is not None)
-        lib.gw_set_scheduling(self._port, admission, _ns(options.latency_budget_ms) or 0, options.longest, has_priorities, 0, 1)
+        lib.gw_set_scheduling(self._port, admission, _ns(options.latency_budget_ms) or 0, options.longest, int(options.priorities), 0, 1)
         self._forecasts = admission != lib.GW_ADMIT_ALL
         self._published = None
 
@@ -108,10 +99,10 @@ class ScheduledLine:
 
     def _checked(self, request: Queued) -> Queued | None:
         """With its length, and no priority where there are none. None if it cannot be run: then its caller is told why."""
-        if request.priority and self._options.priority_ageing_ms is None:
+        if request.priority and not self._options.priorities:
             request = request._replace(priority=0)
-        if not self._uses_lengths:
-            return request
+        if not self._options.uses_lengths:
+            return request._replace(length=0) if request.length else request
         try:
             if not request.length:
                 request = request._replace(length=self._length(request.ticket))
@@ -139,10 +130,8 @@ class ScheduledLine:
             log.info("length buckets are now %s", ", ".join(map(str, self._proposed)))
             self._scheduler.set_boundaries(self._proposed)
             self._proposed = None
-        if self._is_to_be_kept and self._warm_start is not None:
-            self._is_to_be_kept = False
-            if self._kept_version != self._costs.version:
-                self._kept, self._kept_version = self._warm_start.snapshot(self._scheduler.boundaries), self._costs.version
+        if self._warm_start is not None:
+            self._warm_start.on_decide(self._scheduler.boundaries)
         decision = self._scheduler.decide(now_ns, may_wait)
         for request in decision.rejected:
             self._reject(request, now_ns)
@@ -165,12 +154,14 @@ class ScheduledLine:
         batch = run.batch or ()
         n: int = lib.gw_take_these(self._port, tickets_of(batch), len(batch), run.reason, taken)
         if n != len(batch):
+            chosen = set(ffi.unpack(taken, 2 * n)[::2])
             for request in batch:
                 lib.gw_put_back(self._port, request.ticket)
-        self._batch = batch[:n]
-        lengths = [request.length for request in batch] if self._uses_lengths else (0,)
-        padded = n * (run.length or max(lengths))
-        lib.gw_note_batch(self._port, run.predicted_ns, sum(lengths) * n // len(lengths), padded)
+            batch = [request for request in batch if request.ticket in chosen]
+        self._batch = batch
+        if n:
+            lengths = [request.length for request in batch]
+            lib.gw_note_batch(self._port, run.predicted_ns, sum(lengths), n * (run.length or max(lengths)))
         if self._forecasts:
             self._publish(time.monotonic_ns())
         return n
@@ -188,7 +179,7 @@ class ScheduledLine:
                 lib.gw_publish_lane(port, i, lane.length, lane.cap, lane.run_one_ns, lane.run_full_ns)
             lib.gw_publish_lanes(port, len(lanes))
         for i, lane in enumerate(lanes):
-            lib.gw_publish_queue(port, i, lane.queued, lane.gap_ns, lib.gw_arrived(port, i))
+            lib.gw_publish_queue(port, i, lane.queued, lane.gap_ns, lib.gw_arrived(port, i), max(lane.ran_ns, 0))
 
     def tick(self) -> None:
         """Learns boundaries, and keeps what was learned for the next start."""
@@ -196,15 +187,13 @@ class ScheduledLine:
         if self._learner is not None and self._ticks % LEARN_TICKS == 0 and self._proposed is None:
             cost = batch_cost(self._scheduler.buckets, self._scheduler.budget_ns, self._options.max_batch_size, time.monotonic_ns())
             self._proposed = self._learner.propose(self._scheduler.boundaries, cost)
-        if self._kept is not None and self._warm_start is not None:
-            self._warm_start.save(self._kept)
-            self._kept = None
-        self._is_to_be_kept = self._is_to_be_kept or self._ticks % KEEP_TICKS == 0
+        if self._warm_start is not None:
+            self._warm_start.on_tick()
 
     def close(self) -> None:
         """See Line.close."""
         if self._warm_start is not None:
-            self._warm_start.save(self._warm_start.snapshot(self._scheduler.boundaries))
+            self._warm_start.close(self._scheduler.boundaries)
 
 
 def _ns(ms: float | None) -> int | None:

@@ -61,7 +61,7 @@ static void collect_and_choose(void) {
         n = gw_news(mine, &arrived, &gone, &departures);
     }
     for (int k = 0; k < n; k++) tickets[k] = arrived[n - 1 - k].ticket;
-    gw_publish_queue(mine, 0, (uint32_t)n, 0, gw_arrived(mine, 0));
+    gw_publish_queue(mine, 0, (uint32_t)n, 0, gw_arrived(mine, 0), gw_now());
     int ran_n = gw_take_these(mine, tickets, n, 0, taken);
     for (int k = 0; ran_n < n && k < n; k++) gw_put_back(mine, (int64_t)tickets[k]);
     gw_note_batch(mine, 1000, 0, 0);

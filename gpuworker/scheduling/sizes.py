@@ -1,0 +1,17 @@
+"""Steps that sizes and lengths are rounded up to."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+
+def doubling(most: int) -> list[int]:
+    """1, 2, 4, ... and `most`: sizes from which the others can be told."""
+    return [*(1 << power for power in range((most - 1).bit_length())), most]
+
+
+def at_least(value: int, steps: Sequence[int]) -> int:
+    """The first of the ascending `steps` that is no less than `value`; itself where there is none."""
+    at = bisect_left(steps, value)
+    return steps[at] if at < len(steps) else value
