@@ -125,7 +125,8 @@ class RequestTooLong(GpuWorkerError, ValueError):
 
     def __init__(self, length: int, limit: int) -> None:
         super().__init__(
-            f"a request of length {length:,} is longer than the worker takes, {limit:,}; shorten it, or start the worker with a larger max_length, length_buckets or max_batch_tokens"
+            f"a request of length {length:,} is longer than the worker takes, {limit:,}; shorten it, or start the worker with a larger max_length, "
+            "length_buckets or max_batch_tokens"
         )
         self.length, self.limit = length, limit
 

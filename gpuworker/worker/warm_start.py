@@ -77,13 +77,6 @@ class WarmStart:
             if self._writer.is_alive():
                 log.warning("the run times of %s are still not written after %g s, which is not waited for", self._handler.name, CLOSE_LIMIT_S)
 
-    def snapshot(self, boundaries: Sequence[int]) -> dict[str, Any]:  # until ScheduledLine calls the above
-        return self._worth_keeping(boundaries) or {}
-
-    def save(self, snapshot: dict[str, Any]) -> None:  # until ScheduledLine calls the above
-        if snapshot:
-            self._file.save(snapshot)
-
     def _restore(self) -> tuple[int, ...]:
         saved = self._file.load()
         if saved is None:
