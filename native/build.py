@@ -98,6 +98,8 @@ int gw_collect(gw_port *port, uint64_t until_ns);
 int gw_take(gw_port *port, int count, uint32_t reason, uint64_t *taken);
 int gw_take_these(gw_port *port, const uint64_t *tickets, int count, uint32_t reason, uint64_t *taken);
 int64_t gw_peek(gw_port *port, int64_t ticket);
+int gw_begin_look(gw_port *port, int64_t ticket);
+void gw_end_look(gw_port *port, int64_t ticket, int before);
 int gw_put_back(gw_port *port, int64_t ticket);
 int gw_news(const gw_port *port, const gw_item **arrived, const uint64_t **gone, int *departures);
 int gw_respond(gw_port *port, int64_t ticket, uint32_t kind, const char *meta, uint32_t meta_bytes, const char *data, uint64_t data_bytes);

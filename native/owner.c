@@ -395,6 +395,25 @@ int64_t gw_peek(gw_port *port, int64_t ticket) {
     return exceeds(port, request) ? -EILSEQ : (int64_t)request;
 }
 
+/* The owner is about to look at a queued request with the user's own code (its length). That counts as an attempt, and as time of a batch, until gw_end_look: if it
+ * kills or hangs owners, the next one is not to do it again and again (see gw_recover). -> attempts before, or -ESTALE. */
+int gw_begin_look(gw_port *port, int64_t ticket) {
+    gw_slot *slot = slot_at(port, ticket);
+    if (!slot) return -EINVAL;
+    uint64_t word = GW_LOAD(&slot->word);
+    if (gw_generation_of(word) != gw_life_of(ticket) || gw_phase_of(word) != GW_READY) return -ESTALE;
+    atomic_store_explicit(&port->header->batch_started_ns, gw_now(), memory_order_relaxed);
+    return (int)(GW_COUNT(&slot->attempts, 1) & INT32_MAX);
+}
+
+/* Its frontend may have withdrawn it meanwhile, and whoever claimed the slot then has set the attempts to 0: that stays. */
+void gw_end_look(gw_port *port, int64_t ticket, int before) {
+    gw_slot *slot = slot_at(port, ticket);
+    uint32_t counted = (uint32_t)before + 1;
+    if (slot) atomic_compare_exchange_strong_explicit(&slot->attempts, &counted, (uint32_t)before, memory_order_relaxed, memory_order_relaxed);
+    atomic_store_explicit(&port->header->batch_started_ns, 0, memory_order_relaxed);
+}
+
 /* READY -> DONE without running. */
 int gw_refuse_with(gw_port *port, int64_t ticket, uint32_t kind, const void *data, uint32_t bytes) {
     gw_slot *slot = slot_at(port, ticket);

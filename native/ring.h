@@ -90,6 +90,8 @@ int gw_collect(gw_port *port, uint64_t until_ns);                   /* waits for
 int gw_take(gw_port *port, int count, uint32_t reason, uint64_t *taken);             /* -> n; taken: n pairs of ticket, described request */
 int gw_take_these(gw_port *port, const uint64_t *tickets, int count, uint32_t reason, uint64_t *taken); /* the same for any of the backlog */
 int64_t gw_peek(gw_port *port, int64_t ticket);                     /* -> described request */
+int gw_begin_look(gw_port *port, int64_t ticket);
+void gw_end_look(gw_port *port, int64_t ticket, int before);
 int gw_put_back(gw_port *port, int64_t ticket);                     /* into the news, if it is READY still: for what gw_take_these left */
 int gw_news(const gw_port *port, const gw_item **arrived, const uint64_t **gone, int *departures); /* -> arrivals since gw_collect was called last */
 int gw_untake(gw_port *port, int64_t ticket);

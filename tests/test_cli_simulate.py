@@ -100,6 +100,23 @@ def test_requests_longer_than_the_worker_takes_are_counted_as_refused(capsys, tm
     assert f"{too_long} of them are longer than 50: refused at enqueue" in capsys.readouterr().out
 
 
+def test_load_is_of_what_full_batches_can_serve_of_the_requests_that_are_taken(capsys, tmp_path):
+    def rate_per_s(*args):
+        assert main([*lengths_trace(tmp_path), "--load", "1", "--json", "-", *args]) == 0
+        return json.loads(capsys.readouterr().out)["runs"][0]["rate_per_s"]
+
+    lengths = [10 + i * 37 % 90 for i in range(400)]
+    mean, of_short = (round(sum(some) / len(some)) for some in (lengths, [length for length in lengths if length <= 50]))
+    assert rate_per_s() == pytest.approx(32e3 / (1 + 0.01 * 32 * mean))
+    assert rate_per_s("--length-buckets", "25,50") == pytest.approx(32e3 / (1 + 0.01 * 32 * of_short))
+    assert rate_per_s("--max-batch-tokens", "200") == pytest.approx(200 // mean * 1e3 / (1 + 0.01 * (200 // mean) * mean))
+
+
+def test_a_trace_of_which_nothing_would_be_taken_is_a_mistake(capsys, tmp_path):
+    assert main([*lengths_trace(tmp_path), "--length-buckets", "4,9"]) == 1
+    assert "all requests are longer than 9" in capsys.readouterr().err
+
+
 def test_a_token_budget_bounds_batches(capsys, tmp_path):
     def ours(*args):
         assert main([*lengths_trace(tmp_path), "--latency-budget-ms", "200", "--load", "0.9", "--json", "-", *args]) == 0

@@ -333,6 +333,14 @@ def test_what_is_too_long_is_refused_at_enqueue_and_moves_nothing_else(policy, l
     assert setting.optimum(requests) == setting.optimum(others) >= simulation.on_time
 
 
+def test_the_simulated_worker_has_profiled_what_a_worker_would():
+    setting = Setting(lambda size, length: size * length, 8, 30 * MS, max_batch_tokens=24, longest=10, allowed_batch_sizes=(2, 4, 8))
+    shapes = {(size, length) for size in (2, 4, 8) for length in (1, 2, 4, 8, 16)} - {(8, 4), (4, 8), (8, 8), (4, 16), (8, 16)}
+    assert setting.profile((2, 4, 8)) == {(size, length): size * min(length, 10) for size, length in shapes}
+    assert set(Setting(affine, 8, 30 * MS).profile((1, 8))) == {(1, 0), (8, 0)}
+    assert set(Setting(affine, 8, 30 * MS, longest=9, length_buckets=(5, 12)).profile((1, 8))) == {(1, 5), (8, 5), (1, 12), (8, 12)}
+
+
 @pytest.mark.parametrize("noise", [0.0, 0.05])
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("buckets", [(), (16, 64, 200)])

@@ -39,8 +39,9 @@ the table:
   BATCH, BUSY              mean batch size; share of time the device ran
 
 requests that are longer than the last of --length-buckets, or than
---max-batch-tokens, are refused at enqueue, as the worker does. Policies that
-know nothing of lengths get a batch size that suits the longest request.
+--max-batch-tokens, are refused at enqueue, as the worker does. Under
+--max-batch-tokens policies that know nothing of lengths get the batch size
+with which the longest requests fit.
 
 policies:
   ours            what `gpuworker serve --latency-budget-ms` does
