@@ -100,6 +100,15 @@ void gw_set_scheduling(gw_port *port, uint32_t admission, uint64_t budget_ns, ui
     gw_publish_lanes(port, 0); /* until the new owner has published its own */
 }
 
+/* Latency budget, longest request, whether there are priorities, state. */
+void gw_read_scheduling(const gw_port *port, uint64_t out[4]) {
+    const gw_header *h = port->header;
+    out[0] = h->budget_ns;
+    out[1] = h->max_length;
+    out[2] = h->priorities;
+    out[3] = GW_LOAD(&h->state);
+}
+
 /* About the batch that gw_take or gw_take_these has just begun. predicted_ns: 0 = unknown. */
 void gw_note_batch(gw_port *port, uint64_t predicted_ns, uint64_t tokens, uint64_t padded_tokens) {
     gw_stats *stats = &port->header->stats;

@@ -119,8 +119,8 @@ typedef struct {
     gw_identity supervisor;
     uint64_t supervisor_epoch, request_bytes, response_bytes, nonce;
     uint32_t state, alive, capacity, max_participants, on_full, wake, quota_shared, quota_alone, allow_pickle, max_batch_size, in_use;
-    uint64_t batches, budget_ns, max_length;
-    uint32_t restarts, reloads, failed_reloads, priorities;
+    uint64_t batches;
+    uint32_t restarts, reloads, failed_reloads;
 } gw_overview;
 typedef struct { gw_identity identity; uint64_t word; uint32_t joined, held; } gw_participant_view;
 void gw_read_header(const gw_port *port, gw_overview *out);
@@ -152,6 +152,7 @@ void gw_publish_lanes(gw_port *port, uint32_t lanes);
 void gw_publish_queue(gw_port *port, uint32_t i, uint32_t queued, uint64_t gap_ns, uint64_t seen, uint64_t ran_ns);
 void gw_set_scheduling(gw_port *port, uint32_t admission, uint64_t budget_ns, uint64_t max_length, uint32_t priorities, uint32_t fair,
                        uint32_t keeps_news);
+void gw_read_scheduling(const gw_port *port, uint64_t out[4]);
 void gw_note_batch(gw_port *port, uint64_t predicted_ns, uint64_t tokens, uint64_t padded_tokens);
 
 /* Parent watch (watch.c) */

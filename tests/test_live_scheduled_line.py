@@ -131,6 +131,66 @@ def queued_behind(worker, client, held, requests):
     return [first, *(client.enqueue(request) for request in requests)]
 
 
+class Measures:
+    """Requests of (index, what happens when its length is asked)."""
+
+    def length(self, request):
+        if request[1] == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if request[1] == "exit":
+            raise SystemExit("not a good idea")
+        if request[1] == "hang":
+            threading.Event().wait()
+        return {"huge": 1 << 70, "float": 1.5}.get(request[1], 5)
+
+    def run_batch(self, requests):
+        return [index for index, _ in requests]
+
+
+@pytest.mark.parametrize("harm", ["die", "hang"])
+def test_a_request_whose_length_ends_owners_is_given_up_and_nobody_else(start, harm):
+    options = {"run_timeout_s": 0.5} if harm == "hang" else {}
+    worker = start(Measures, length_buckets=(10, 100), **options, **CALM)
+    client = worker.connect()
+    assert client.submit((0, "")) == 0
+    culprit = client.enqueue((1, harm))
+    others = [client.enqueue((i, "")) for i in range(2, 7)]
+    assert [one.result(60) for one in others] == [2, 3, 4, 5, 6]
+    with pytest.raises(gpuworker.WorkerDied):
+        culprit.result(60)
+    assert worker.stats().restarts == 2
+    assert client.submit((7, "")) == 7
+    eventually(lambda: worker.stats().slots_in_use == 0)
+
+
+@pytest.mark.parametrize(("harm", "error"), [("exit", gpuworker.RemoteError), ("huge", gpuworker.RequestTooLong), ("float", TypeError)])
+def test_a_length_that_is_none_is_that_callers_error(start, harm, error):
+    worker = start(Measures, length_buckets=(10, 100), **CALM)
+    client = worker.connect()
+    with pytest.raises((error, SystemExit)):
+        client.submit((1, harm))
+    assert client.submit((2, "")) == 2
+    assert worker.stats().restarts == 0
+
+
+def test_a_client_follows_a_worker_that_comes_back_with_other_options(name):
+    def echo(requests):
+        return requests
+
+    with gpuworker.Worker(echo, name=name, in_process=True, length_buckets=(20,)):
+        client = gpuworker.connect(name, length=len)
+        assert client.submit("x") == "x"
+    with gpuworker.Worker(
+        echo, name=name, in_process=True, latency_budget_ms=60_000, priorities=True, max_wait_ms=0, length_buckets=(9000,), cost_file="off"
+    ):
+        assert client.submit("x", latency_budget_ms=30_000) == "x"
+        assert client.submit("x" * 100, priority=3) == "x" * 100
+    with gpuworker.Worker(echo, name=name, in_process=True):
+        with pytest.raises(ValueError, match="has no latency budget"):
+            client.submit("x", latency_budget_ms=30_000)
+        assert client.enqueue("x" * 100_000).result() == "x" * 100_000
+
+
 def test_a_suspect_runs_alone(start, held):
     worker = start(company, max_batch_size=8, length_buckets=(100,), **CALM)
     client = worker.connect(length=len)

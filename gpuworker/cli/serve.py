@@ -81,6 +81,10 @@ def help_text(doc: str, default: Any) -> str:
 
 def metavar(name: str, kind: type, doc: str) -> str:
     """What the help calls an option's value: its choices, its unit, or N."""
+    if name in ("length_buckets", "allowed_batch_sizes"):
+        return "N,..."
+    if name == "cost_file":
+        return "PATH"
     choices = re.findall(r'"(\w+)"', doc) if kind is str else []
     if choices:
         return f"{{{','.join(choices)}}}"

@@ -107,8 +107,9 @@ class Client:
         if link is None or link.lost:
             link = self._connect(deadline_ns)
         terms = 0
-        if latency_budget_ms is not None or priority or self._length is not None:
-            terms = terms_of(link, request, latency_budget_ms, priority, self._length)
+        if latency_budget_ms is not None or priority != 0 or self._length is not None:
+            terms = self._terms(link, request, latency_budget_ms, priority)
+            link = self._live_link(deadline_ns)
         if self._reserved and (reservation := self._reservation_of(request)):
             return reservation.enqueue(deadline_ns, terms).result()
         try:
@@ -127,7 +128,7 @@ class Client:
         """
         deadline_ns = 0 if timeout is None else deadline(timeout)
         link = self._live_link(deadline_ns)
-        terms = terms_of(link, request, latency_budget_ms, priority, self._length)
+        terms = self._terms(link, request, latency_budget_ms, priority)
         if self._reserved and (reservation := self._reservation_of(request)):
             return reservation.enqueue(deadline_ns, terms)
         pending = self._send(link, request, deadline_ns, terms)
@@ -160,7 +161,7 @@ class Client:
                 while True:
                     deadline_ns = 0 if timeout is None else deadline(timeout)
                     link = self._live_link(deadline_ns)
-                    terms = terms_of(link, request, latency_budget_ms, priority, self._length) if terms is None else terms
+                    terms = self._terms(link, request, latency_budget_ms, priority) if terms is None else terms
                     sent = -errno.EAGAIN if len(pending) >= link.window else self._send(link, request, deadline_ns, terms)
                     if sent in _OVERFLOW and pending:
                         yield pending.popleft().result()
@@ -208,6 +209,15 @@ class Client:
     def _reservation_of(self, request: Any) -> Reservation | None:
         found = self._reserved.get(id(request))
         return found() if found is not None else None
+
+    def _terms(self, link: Link, request: Any, latency_budget_ms: float | None, priority: int) -> int:
+        """See terms_of. What a worker that has ended would do with a request is no matter: the one that there is now is asked."""
+        if latency_budget_ms is None and priority == 0 and self._length is None:
+            return 0
+        if link.scheduling().has_ended:
+            link.lost = True
+            link = self._live_link(0)
+        return terms_of(link, request, latency_budget_ms, priority, self._length)
 
     def _live_link(self, deadline_ns: int) -> Link:
         link = self._link

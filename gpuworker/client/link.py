@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpuworker._native import ffi, lib
 from gpuworker.client import remedies
@@ -22,6 +22,15 @@ _submit, _wait, _wait_for, _release = lib.gw_submit, lib.gw_wait, lib.gw_wait_fo
 _BEFORE_FORK = "this request belongs to another process (it was made before a fork)"
 
 
+class Scheduling(NamedTuple):
+    """Of a worker: its latency budget in ns (0: none), the longest request that it takes (0: any), whether it has priorities, and whether it is over."""
+
+    budget_ns: int
+    max_length: int
+    has_priorities: bool
+    has_ended: bool
+
+
 class Link:
     """One segment that this process has joined. Thread-safe; of no use in a forked child (calls fail with ECHILD there, and nothing is touched)."""
 
@@ -30,8 +39,6 @@ class Link:
         self.segment, self.port, self.pid = segment, segment.port, os.getpid()
         self.allow_pickle = allow_pickle and bool(overview.allow_pickle)  # both: any frontend can write what the segment says
         self.max_payload_bytes: int = overview.max_payload_bytes
-        self.has_budget, self.has_priorities = bool(overview.budget_ns), bool(overview.priorities)
-        self.max_length: int = overview.max_length
         self.window = max(1, min(4 * overview.max_batch_size, overview.quota_shared))  # how far Client.map runs ahead
         self.on_full = "block" if overview.on_full == lib.GW_BLOCK else "reject"
         self.lost = False  # the owner was found dead: the client looks again by name before it sends more
@@ -39,6 +46,12 @@ class Link:
         self._responses, self._response_bytes = segment.responses, segment.response_buffers
         if wake is not None:
             lib.gw_set_wake(self.port, WAKE[wake])
+
+    def scheduling(self) -> Scheduling:
+        """What the worker does with budgets, lengths and priorities. Asked each time: the next owner may have other options."""
+        out = ffi.new("uint64_t[4]")
+        lib.gw_read_scheduling(self.port, out)
+        return Scheduling(out[0], out[1], bool(out[2]), out[3] > State.DRAINING)
 
     def send(self, request: Any, deadline_ns: int, terms: int) -> int:
         """Enqueues a request. -> its ticket, or a negative errno when no slot was to be had; raises for payloads that cannot go."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -16,22 +17,27 @@ MAX_PRIORITY = 255
 def terms_of(link: Link, request: Any, latency_budget_ms: float | None, priority: int, length: Callable[[Any], int] | None) -> int:
     """Raises ValueError for what this worker does not do, RequestTooLong, and whatever `length` raises."""
     budget_us = size = 0
+    default_budget_ns, max_length, has_priorities, _ = link.scheduling()
     if latency_budget_ms is not None:
-        if not link.has_budget:
+        if not default_budget_ns:
             raise ValueError(f"latency_budget_ms: worker {link.segment.name!r} has no latency budget; start it with the option latency_budget_ms")
-        if isinstance(latency_budget_ms, bool) or not 0.001 <= latency_budget_ms <= MAX_BUDGET_MS:
+        if isinstance(latency_budget_ms, (bool, str)) or not 0.001 <= float(latency_budget_ms) <= MAX_BUDGET_MS:
             raise ValueError(f"latency_budget_ms={latency_budget_ms!r}: give milliseconds from 0.001 to {MAX_BUDGET_MS:.0f}")
-        budget_us = round(latency_budget_ms * 1e3)
-    if priority:
-        if not link.has_priorities:
+        budget_us = round(float(latency_budget_ms) * 1e3)
+    if type(priority) is not int or priority:
+        if not has_priorities:
             raise ValueError(f"priority: worker {link.segment.name!r} knows none; start it with the option priorities")
         if isinstance(priority, bool) or not isinstance(priority, int) or not 0 <= priority <= MAX_PRIORITY:
             raise ValueError(f"priority={priority!r}: give an integer from 0 (the default) to {MAX_PRIORITY}; higher goes first")
     if length is not None:
-        size = int(length(request))
+        found = length(request)
+        try:
+            size = operator.index(found)
+        except TypeError:
+            raise TypeError(f"length(request) returned {found!r}: it must be an integer") from None
         if not 0 <= size <= lib.GW_MAX_LENGTH:
             raise ValueError(f"length(request) returned {size}: it must be from 0 to {lib.GW_MAX_LENGTH:,}")
         size = size or 1  # 0 says that none is given
-        if link.max_length and size > link.max_length:
-            raise RequestTooLong(size, link.max_length)
+        if max_length and size > max_length:
+            raise RequestTooLong(size, max_length)
     return budget_us << 32 | size << 8 | priority

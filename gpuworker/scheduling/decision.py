@@ -108,8 +108,8 @@ class RunTimes(Protocol):
     """Whether tables may be wrong, and get better by what is observed."""
 
     def table(self, length: int) -> Sequence[int]:
-        """Predicted ns for batches of 0, 1, ... max_batch_size requests padded to `length` (0 where lengths are not used). Non-decreasing, [0] is 0; and
-        nowhere smaller for a longer length."""
+        """Predicted ns for batches of 0, 1, ... max_batch_size requests padded to `length` (0 where lengths are not used). Non-decreasing, [0] is 0; and,
+        from length 1 on, nowhere smaller for a longer one."""
         ...
 
     def observe(self, size: int, length: int, run_ns: int) -> None:

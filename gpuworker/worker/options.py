@@ -138,9 +138,9 @@ class WorkerOptions:
             raise ValueError(f"target_miss_rate={self.target_miss_rate!r}: give a number between 0 and 1")
         if not isinstance(self.cost_file, str) or not self.cost_file:
             raise ValueError(f'cost_file={self.cost_file!r}: give a path, "auto" or "off"')
-        for option, values in (("late", ("reject", "serve")), ("wait", ("auto", "until_deadline"))):
-            choice(dict.fromkeys(values, 0), getattr(self, option), option)
-        choice(ADMISSION, self.admission, "admission")
+        for option, values in (("late", ("reject", "serve")), ("wait", ("auto", "until_deadline")), ("admission", tuple(ADMISSION))):
+            if getattr(self, option) not in values:
+                raise ValueError(f"{option}={getattr(self, option)!r}: choose one of {', '.join(map(repr, values))}")
         for option, default in (("late", "reject"), ("wait", "auto"), ("admission", "auto")):
             if self.latency_budget_ms is None and getattr(self, option) != default:
                 raise ValueError(f"{option}={getattr(self, option)!r}: it says what happens under a latency_budget_ms, and there is none")
@@ -195,7 +195,7 @@ class WorkerOptions:
             self.max_batch_tokens,
             int(self.length_buckets[-1]) if self.length_buckets and self.length_buckets != "learn" else None,
         ]
-        return min((limit for limit in limits if limit is not None), default=0)
+        return min((limit for limit in limits if limit is not None and limit <= lib.GW_MAX_LENGTH), default=0)
 
     @property
     def attempts(self) -> int:
@@ -228,7 +228,7 @@ def _ascending(option: str, value: Any, most: int, may_learn: bool) -> str | tup
     if value is None or (may_learn and value == "learn"):
         return "learn" if value else None
     try:
-        numbers = tuple(int(part) for part in value.split(",")) if isinstance(value, str) else tuple(value)
+        numbers = tuple(int(part) for part in value.split(",")) if isinstance(value, str) else () if isinstance(value, bytes) else tuple(value)
     except (TypeError, ValueError):
         numbers = ()
     if (

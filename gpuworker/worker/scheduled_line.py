@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -108,7 +109,7 @@ class ScheduledLine:
                 request = request._replace(length=self._length(request.ticket))
             if self._options.longest and request.length > self._options.longest:
                 raise RequestTooLong(request.length, self._options.longest)
-        except Exception as error:  # of the user's own code; while it looked, the request may have been withdrawn and its slot filled anew
+        except BaseException as error:  # of the user's own code; while it looked, the request may have been withdrawn and its slot filled anew
             blob = encode_error(error, _MAX_REFUSAL)
             lib.gw_refuse_with(self._port, request.ticket, lib.GW_KIND_ERROR, blob, len(blob) if len(blob) <= _MAX_REFUSAL else 0)
             return None
@@ -121,8 +122,19 @@ class ScheduledLine:
             raise ValueError(
                 "this worker batches by length: give its handler a length(request), or the client one: gpuworker.connect(name, length=callable)"
             )
-        found = self._exchange.peek(ticket)
-        return max(int(self._handler.length(found)), 1) if found is not None else 1
+        before = lib.gw_begin_look(self._port, ticket)
+        if before < 0:
+            return 1  # it was withdrawn
+        try:
+            found = self._handler.length(self._exchange.peek(ticket))
+            length = max(operator.index(found), 1)
+        except TypeError as error:
+            raise TypeError(f"length(request) of this worker's handler failed, or gave no integer: {error}") from error
+        finally:
+            lib.gw_end_look(self._port, ticket, before)
+        if length > lib.GW_MAX_LENGTH:
+            raise RequestTooLong(length, lib.GW_MAX_LENGTH)
+        return length
 
     def decide(self, now_ns: int, may_wait: bool) -> Decision:
         """See Line.decide."""
