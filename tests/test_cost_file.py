@@ -83,8 +83,12 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("content", BAD.values(), ids=BAD)
-def test_a_bad_file_is_one_line_in_the_log_and_then_replaced(tmp_path, lines, content):
+FOREIGN = {"binary", "a list", "a number", "deep"}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_bad_file_is_one_line_in_the_log_and_then_replaced_if_it_is_one_of_ours(tmp_path, lines, kind):
+    content = BAD[kind]
     path = tmp_path / "costs.json"
     path.write_bytes(valid())
     file = CostFile(str(path), "app:model")
@@ -95,7 +99,30 @@ def test_a_bad_file_is_one_line_in_the_log_and_then_replaced(tmp_path, lines, co
     assert str(path) in line
     assert "\n" not in line
     file.save(COSTS)
-    assert file.load() == COSTS
+    if kind in FOREIGN:
+        assert path.read_bytes() == content
+        assert "is something else" in lines()[1]
+    else:
+        assert file.load() == COSTS
+
+
+def test_a_home_directory_may_be_meant(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    CostFile("~/costs.json", "app:model").save(COSTS)
+    assert (tmp_path / "costs.json").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a device")
+def test_a_device_is_not_replaced(tmp_path, lines):
+    null = tmp_path / "null"
+    os.mknod(null, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+    CostFile(str(null), "app:model").save(COSTS)
+    assert stat.S_ISCHR(null.stat().st_mode)
+    assert len(lines()) == 1
+
+
+def test_scripts_of_different_places_have_different_files():
+    assert CostFile("auto", "__main__:run_batch", "/a.py").path != CostFile("auto", "__main__:run_batch", "/b.py").path
 
 
 def test_a_directory_or_a_pipe_in_its_place_neither_stops_nor_breaks_it(tmp_path, lines):

@@ -467,3 +467,27 @@ def test_a_line_is_never_negative_and_needs_two_different_places():
     assert theil_sen([1, 2, 3], [0, 10, 20]) == (0, 10)
     assert theil_sen([4, 4], [1, 2]) is None
     assert theil_sen([], []) is None
+
+
+@pytest.mark.parametrize("factor", [0.02, 0.3, 4])
+def test_a_file_of_a_slower_or_faster_model_is_found_out_by_the_first_shape_that_runs(factor):
+    old = CostModel(32)
+    for size in (1, 2, 4, 8, 16, 32):
+        old.seed(size, 0, [affine(size)] * 5)
+    model = CostModel(32)
+    model.restore(old.to_dict())
+    for _ in range(2):
+        model.observe(1, 0, round(affine(1) * factor))
+    for size in (4, 32):
+        assert model.predicted(size, 0) == pytest.approx(affine(size) * factor, rel=0.01)
+
+
+def test_a_file_that_is_right_is_not_touched():
+    old = CostModel(32)
+    for size in (1, 8, 32):
+        old.seed(size, 0, [affine(size)] * 5)
+    model = CostModel(32)
+    model.restore(old.to_dict())
+    for _ in range(5):
+        model.observe(1, 0, round(affine(1) * 1.1))
+    assert model.predicted(32, 0) == affine(32)

@@ -282,7 +282,7 @@ def test_the_next_start_is_warm(live, tmp_path):
     assert os.stat(file).st_mode & 0o777 == 0o600
 
 
-@pytest.mark.parametrize("contents", [b"", b"not JSON", b'{"format": 1}', b"[]", b"\xff" * 100, "other boundaries"], ids=str)
+@pytest.mark.parametrize("contents", [b"", b'{"format": 1}', b'{"format":cut', "other boundaries"], ids=str)
 def test_a_corrupt_file_is_one_line_in_the_log(live, tmp_path, caplog, contents):
     caplog.set_level(logging.WARNING, "gpuworker")
     file = tmp_path / "costs.json"

@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuworker.cli.target import CommandError
-from gpuworker.cli.text import rate, span, table
+from gpuworker.cli.text import rate, shorten, span, table
 
 if TYPE_CHECKING:  # at run time only this command loads the simulator
     from gpuworker.scheduling import Queued
@@ -19,6 +21,8 @@ if TYPE_CHECKING:  # at run time only this command loads the simulator
     from gpuworker.testing.traces import Trace
 
 POLICIES = ("ours", "eager", "size-timeout", "reject-expired", "clipper", "clipper-e2e", "clockwork", "bentoml", "nexus", "edf-head")
+LONGEST_MMPP_S = 400_000.0
+"""A million bursts."""
 HEAD = ("POLICY", "GOODPUT", "RATIO", "LATE", "REJECTED", "MEAN", "P50", "P99", "BATCH", "BUSY")
 
 EXAMPLE = """\
@@ -34,7 +38,8 @@ the table:
                            late, rejected at enqueue + at dispatch
   RATIO                    goodput / that of the best schedule there is for
                            these arrivals; - where none can be computed, that
-                           is for requests of different lengths, and noise
+                           is for requests of different lengths, noise, and
+                           millions of requests or batches of thousands
   MEAN, P50, P99           latency of those that were answered, in ms
   BATCH, BUSY              mean batch size; share of time the device ran
 
@@ -105,44 +110,62 @@ def add_to(commands: Any) -> None:
         "--admission", choices=("auto", "on", "off"), default="auto", help="whether clients of ours forecast before they send (default: auto)"
     )
     parser.add_argument("--policy", type=policies, default=policies("ours,size-timeout,eager"), metavar="P,...", help='see below; or "all"')
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of arrivals and noise (default: 0)")
+    parser.add_argument("--seed", type=seed, default=0, metavar="N", help="of arrivals and noise (default: 0)")
     parser.add_argument("--json", metavar="FILE", help="write all figures there; - prints them instead of the table")
     parser.add_argument("--png", metavar="FILE", help="draw goodput against load, and latency (needs matplotlib)")
     parser.set_defaults(run=run)
 
 
+def number(text: str, what: str, least: float, most: float) -> float:
+    """For argument types. Raises ArgumentTypeError that says what to give."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not least <= value <= most:
+        raise argparse.ArgumentTypeError(f"{shorten(text, 40)}: give {what}")
+    return value
+
+
+def integer(text: str, least: int, most: int) -> int:
+    """For argument types. Raises ArgumentTypeError that says what to give."""
+    try:
+        value = int(text)
+    except ValueError:
+        value = least - 1
+    if not least <= value <= most:
+        raise argparse.ArgumentTypeError(f"{shorten(text, 40)}: give an integer from {least:,} to {most:,}")
+    return value
+
+
 def positive(text: str) -> float:
     """An argument type."""
-    value = float(text)
-    if not 0 < value < 1e9:
-        raise argparse.ArgumentTypeError(f"{text}: give a number above 0")
-    return value
+    return number(text, "a number above 0, from 0.000001 to 1e9", 1e-6, 1e9)
 
 
 def wait(text: str) -> float:
     """An argument type: 0 or more."""
-    return 0.0 if float(text) == 0 else positive(text)
+    return number(text, "a number from 0 to 1e9", 0, 1e9)
 
 
 def share(text: str) -> float:
-    """An argument type: from 0 to 1."""
-    value = float(text)
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{text}: give a number from 0 to 1")
-    return value
+    """An argument type."""
+    return number(text, "a number from 0 to 1", 0, 1)
 
 
 def positive_list(text: str) -> list[float]:
     """An argument type."""
-    return [positive(part) for part in text.split(",")]
+    return [number(part, "numbers above 0, from 0.000001 to 1e9, with commas between them", 1e-6, 1e9) for part in text.split(",")]
 
 
 def count(text: str) -> int:
     """An argument type."""
-    value = int(text)
-    if not 0 < value <= 10_000_000:
-        raise argparse.ArgumentTypeError(f"{text}: give an integer above 0")
-    return value
+    return integer(text, 1, 10_000_000)
+
+
+def seed(text: str) -> int:
+    """An argument type."""
+    return integer(text, 0, (1 << 63) - 1)
 
 
 def counts(text: str) -> tuple[int, ...]:
@@ -155,7 +178,7 @@ def policies(text: str) -> list[str]:
     names = list(POLICIES) if text == "all" else [name.strip() for name in text.split(",")]
     for name in names:
         if name not in POLICIES:
-            raise argparse.ArgumentTypeError(f"{name}: choose from {', '.join(POLICIES)}")
+            raise argparse.ArgumentTypeError(f"{shorten(name, 40)}: choose from {', '.join(POLICIES)}")
     return list(dict.fromkeys(names))
 
 
@@ -172,7 +195,7 @@ def run(args: argparse.Namespace) -> int:
     except (OSError, ValueError) as error:
         raise CommandError(str(error)) from None
     if args.json != "-":
-        print("\n".join(report(setting, comparisons)))
+        show("\n".join(report(setting, comparisons)) + "\n")
     if args.json:
         write_json(args, setting, comparisons)
     if args.png:
@@ -180,14 +203,30 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def show(text: str) -> None:
+    """Prints it. Raises CommandError where that fails (a full disk)."""
+    encoding = sys.stdout.encoding or "utf-8"
+    try:
+        sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains when it flushes at exit
+        raise CommandError(f"stdout cannot be written: {error.strerror}") from None
+
+
 def read(args: argparse.Namespace) -> Trace | None:
     """The trace, if there is one, as long as asked."""
     if not args.trace:
         return None
-    from gpuworker.testing.traces import Trace, read_trace
+    from gpuworker.testing.traces import read_trace
 
     trace = read_trace(args.trace)
-    return Trace(*(column[: args.requests] for column in trace))
+    try:
+        return trace.first(args.requests)
+    except ValueError as error:
+        raise ValueError(f"{args.trace}, --requests {args.requests}: {error}") from None
 
 
 def device(args: argparse.Namespace, trace: Trace | None) -> Setting:
@@ -217,7 +256,7 @@ def speeds(args: argparse.Namespace, setting: Setting, trace: Trace | None) -> l
     size = setting.fitting(mean_length)
     capacity_per_s = size / setting.padded_ns(size, mean_length) * 1e9
     if trace and not args.load and not args.rate:
-        args.rate = [len(trace.arrivals_ns) / (int(trace.arrivals_ns[-1]) / 1e9)]
+        args.rate = [trace.rate_per_s]
     if args.rate:
         return [(rate_per_s / capacity_per_s, rate_per_s) for rate_per_s in args.rate]
     return [(load, load * capacity_per_s) for load in args.load or [0.8]]
@@ -227,11 +266,12 @@ def requests(args: argparse.Namespace, trace: Trace | None, rate_per_s: float) -
     """The requests, at that rate."""
     from gpuworker.scheduling import Queued
     from gpuworker.testing import arrivals
-    from gpuworker.testing.traces import scaled
+    from gpuworker.testing.traces import LONGEST_S, check_rate, scaled
 
     if trace:
         return scaled(trace, rate_per_s).requests()
     number = args.requests or 20_000
+    check_rate(number, rate_per_s, LONGEST_S if args.arrivals != "mmpp" else LONGEST_MMPP_S)
     if args.arrivals == "uniform":
         times_ns = arrivals.uniform(rate_per_s, number)
     else:
@@ -273,7 +313,7 @@ def write_json(args: argparse.Namespace, setting: Setting, comparisons: Sequence
     figures = {"options": given, "latency_budget_ms": setting.budget_ns / 1e6, "runs": [compared.to_dict() for compared in comparisons]}
     text = json.dumps(figures, indent=2) + "\n"
     if args.json == "-":
-        sys.stdout.write(text)
+        show(text)
         return
     try:
         Path(args.json).write_text(text)

@@ -59,6 +59,8 @@ class CostModel:
         self._observed = self._fitted_at = 0
         self._refit_after = 1
         self._shift: list[tuple[Shape, int, int]] = []
+        self._hearsay: dict[Shape, int] = {}
+        """Restored run times of shapes that have not run since."""
 
     def table(self, length: int) -> Sequence[int]:
         """See RunTimes.table. With the margin. For length 0 see Surface: where lengths are known, it is no shorter than they are."""
@@ -84,6 +86,8 @@ class CostModel:
             runs = self._shapes[shape] = _Runs(predicted_ns)
         runs.add(run_ns, self._observed)
         self._observed += 1
+        if shape in self._hearsay and len(runs.recent) == 3:
+            self._check_hearsay(self._hearsay.pop(shape), max(run_ns, runs.recent[1]))
         if runs.is_known:
             self._compare(shape, run_ns, predicted_ns)
         else:
@@ -128,6 +132,7 @@ class CostModel:
         for size, length, run_ns in shapes[:MOST_SHAPES]:
             if size in self._sizes and 0 <= length <= LONGEST_NS and 0 < run_ns <= LONGEST_NS:
                 self._shapes.setdefault((size, length), _Runs()).restart([run_ns])
+                self._hearsay[size, length] = run_ns
         self._next_margin.restart([margin])
         self._refit()
 
@@ -138,6 +143,16 @@ class CostModel:
             row = [0, *(by_place[place] for place in self._place[1:])]
             self._predicted[length] = row
         return row
+
+    def _check_hearsay(self, restored_ns: int, observed_ns: int) -> None:
+        """One shape has run twice since. If what was restored of it is wrong, so is the rest, by the same factor: it might never run, and so never be corrected."""
+        factor = observed_ns / restored_ns
+        if not 1 / SHIFTED <= factor <= SHIFTED:
+            for shape, run_ns in self._hearsay.items():
+                if shape in self._shapes:
+                    self._hearsay[shape] = max(round(run_ns * factor), 1)
+                    self._shapes[shape].restart([self._hearsay[shape]])
+            self._refit()
 
     def _compare(self, shape: Shape, run_ns: int, predicted_ns: int) -> None:
         """Learns from how far a prediction was off."""

@@ -18,6 +18,8 @@ from gpuworker.testing.optimum import optimum
 from gpuworker.testing.outcome import Simulation
 from gpuworker.testing.simulation import simulate
 
+MOST_CELLS = 1 << 25
+"""Requests times batch size: of more, the optimum is not computed. It would take half a GiB, and minutes."""
 SIZE_TIMEOUT_MS = 5.0
 """What the size/timeout rules wait where max_wait_ms is not given."""
 
@@ -125,11 +127,15 @@ class Setting:
         )
 
     def optimum(self, requests: Sequence[Queued]) -> int | None:
-        """The most that could be in time, had all arrivals and run times been known; None where no bound can be computed (see `optimum`), nor with noise."""
+        """The most that could be in time, had all arrivals and run times been known; None where no bound can be computed (see `optimum`), nor with noise, nor of
+        too many."""
         taken = [request for request in requests if self.takes(request)]
         shortest = min((request.length for request in taken), default=0)
+        size = self.fitting(shortest)
+        if self.noise or len(taken) * size > MOST_CELLS:
+            return None
         try:
-            return None if self.noise else optimum(taken, self.padded_ns, self.fitting(shortest), self.budget_ns)
+            return optimum(taken, self.padded_ns, size, self.budget_ns)
         except ValueError:
             return None
 

@@ -20,6 +20,8 @@ log = logging.getLogger("gpuworker")
 
 FORMAT = 1
 MOST_BYTES = 1 << 20
+START = b'{"format":'
+"""Of every file of ours."""
 
 
 class CostFile:
@@ -27,11 +29,12 @@ class CostFile:
     starts cold.
 
     setting: a path, "off", or "auto": a file of its own per handler and device, in $XDG_CACHE_HOME or ~/.cache. Use it when the handler has been loaded:
-    the device is known from then on.
+    the device is known from then on. source: where the handler's code is: every script's own function is called __main__:run_batch. Whatever else lies at a
+    path that is given stays: only a file of ours is ever replaced.
     """
 
-    def __init__(self, setting: str, handler_name: str) -> None:
-        self._setting, self._handler_name = setting, handler_name
+    def __init__(self, setting: str, handler_name: str, source: str = "") -> None:
+        self._setting, self._handler_name, self._source = setting, handler_name, source
         self._has_failed = False
 
     @property
@@ -39,7 +42,9 @@ class CostFile:
         """Where the file is or would be; None when off. Raises RuntimeError if there is no home directory."""
         if self._setting == "off":
             return None
-        return Path(self._setting) if self._setting != "auto" else cache_directory() / file_name(self._handler_name, device_name())
+        if self._setting != "auto":
+            return Path(self._setting).expanduser()
+        return cache_directory() / file_name(self._handler_name, device_name(), self._source)
 
     def load(self) -> dict[str, Any] | None:
         """What was saved for this handler on this device, or None."""
@@ -62,6 +67,8 @@ class CostFile:
         try:
             path = self.path
             if path:
+                if self._setting != "auto" and not is_replaceable(path):
+                    raise ValueError(f"{path} is something else; remove it, or name another cost_file")
                 contents = {"format": FORMAT, "handler": self._handler_name, "device": device_name(), "costs": costs}
                 _write(path, json.dumps(contents, separators=(",", ":")))
         except (OSError, ValueError, RuntimeError) as error:
@@ -80,15 +87,25 @@ class CostFile:
         return costs
 
 
+def is_replaceable(path: Path) -> bool:
+    """Whether there is nothing yet, an empty file, or one of ours, be it broken, of another version or another handler's."""
+    try:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            start = file.read(len(START)) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b"?"
+    except FileNotFoundError:
+        return True
+    return start in (b"", START)
+
+
 def cache_directory() -> Path:
     """Where such files live by default. Raises RuntimeError if there is no home directory."""
     cache = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(cache) if os.path.isabs(cache) else Path.home() / ".cache") / "gpuworker" / "costs"
 
 
-def file_name(handler_name: str, device: str) -> str:
-    """Readable, and no two the same for different handlers or devices."""
-    digest = hashlib.sha256(f"{handler_name}\0{device}".encode(errors="surrogatepass")).hexdigest()[:12]
+def file_name(handler_name: str, device: str, source: str = "") -> str:
+    """Readable, and no two the same for different handlers, devices or source files."""
+    digest = hashlib.sha256(f"{handler_name}\0{device}\0{source}".encode(errors="surrogatepass")).hexdigest()[:12]
     readable = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{handler_name} on {device}").strip(".-")
     return f"{readable[:120]}-{digest}.json"
 

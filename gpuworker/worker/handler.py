@@ -22,6 +22,7 @@ class Handler:
             raise TypeError(
                 f"handler {self.name} has no run_batch(requests: list) -> list; give a function, a class with that method, an instance, or 'module:attr'"
             )
+        self.source = getattr(sys.modules.get(getattr(self._target, "__module__", "") or ""), "__file__", None) or ""
         self._loaded = False
         self.run_batch: Callable[[list[Any]], Any] = self._not_loaded
         self.length: Callable[[Any], int] | None = None

@@ -64,6 +64,7 @@ class ScheduledLine:
         self._published: object = None
         self._forecasts = False
         self._ticks = 0
+        self._made_s = time.monotonic()
         self._batch: Sequence[Queued] = ()
         self._handler: Handler | None = None
         self._warm_start: WarmStart | None = None
@@ -71,7 +72,7 @@ class ScheduledLine:
     def prepare(self, handler: Handler) -> None:
         """Seeds the cost model: from the last time, else by a profile of the handler's warm-up examples."""
         self._handler = handler
-        self._warm_start = WarmStart(handler, self._options, self._costs)
+        self._warm_start = WarmStart(handler, self._options, self._costs, time.monotonic() - self._made_s)
         boundaries = self._warm_start.seed(self._scheduler.boundaries)
         if self._learner is not None and boundaries:
             self._scheduler.set_boundaries(boundaries)

@@ -30,9 +30,11 @@ class WarmStart:
     disk that hangs must stop neither.
     """
 
-    def __init__(self, handler: Handler, options: WorkerOptions, costs: CostModel) -> None:
+    def __init__(self, handler: Handler, options: WorkerOptions, costs: CostModel, elapsed_s: float = 0.0) -> None:
+        """elapsed_s: of the start-up, so far: there is no time for a profile where half of startup_timeout_s has passed."""
         self._handler, self._options, self._costs = handler, options, costs
-        self._file = CostFile(options.cost_file, handler.name)
+        self._file = CostFile(options.cost_file, handler.name, handler.source)
+        self._elapsed_s = elapsed_s
         self._ticks = 0
         self._is_due = False
         self._snapshot: dict[str, Any] | None = None
@@ -108,7 +110,8 @@ class WarmStart:
             log.warning("profiling is left out: length() failed on an example of warmup()", exc_info=True)
             return
         sizes = sizes_to_profile(options.max_batch_size, options.sizes)
-        runs = profile(self._handler.run_batch, examples, sizes, PROFILE_LIMIT_S, time.monotonic_ns, options.max_batch_tokens)
+        limit_s = min(PROFILE_LIMIT_S, options.startup_timeout_s / 2 - self._elapsed_s)
+        runs = profile(self._handler.run_batch, examples, sizes, limit_s, time.monotonic_ns, options.max_batch_tokens)
         for (size, padded), runs_ns in runs.items():
             self._costs.seed(size, padded, runs_ns)
 
