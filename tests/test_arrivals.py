@@ -48,7 +48,7 @@ def test_bursts_cannot_exceed_the_mean():
 @pytest.fixture
 def trace_of(tmp_path):
     def write(text, name="trace.csv"):
-        (tmp_path / name).write_text(text)
+        (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
         return read_trace(tmp_path / name)
 
     return write
@@ -108,13 +108,40 @@ def test_scaling_keeps_the_proportions():
     ("text", "message"),
     [
         ("a,b\n1,2\n3,4\n", "no column with a time among"),
-        ("time,length\n1,2\nsoon,3\n", "record 2 has no time and length"),
-        ("time,length\n1,2\n2,long\n", "record 2 has no time and length"),
+        *((f"time,length\n1,2\n{time},3\n", "trace.csv, line 3: .* is no time") for time in ("soon", "inf", "nan", "1e30", "1e999999999", "-1e30")),
+        *((f"time,length\n1,2\n2,{length}\n", "trace.csv, line 3: .* is no length") for length in ("long", "-1", "9" * 20, "1.5", "nan", "1e999999")),
+        ("time,length\n1,2\n2\n", "trace.csv, line 3: it has no 'length'"),
+        (f"time,length\n1,2\n{'x' * 200_000},3\n", "trace.csv, line 3: field larger than"),
+        (b"time\n1\n\xff\n", "trace.csv, line 3: it is not UTF-8"),
+        (b"\xff\xfe", "trace.csv, line 1: it is not UTF-8"),
+        ("x" * 20_000_000, "trace.csv, line 1: it is longer than 16 MiB"),
+        ("\n\n", "the file is empty"),
+        *((f'{{"timestamp":1}}\n{line}', "trace.csv, line 2: not a JSON object") for line in ("[1,2]", "5", '{"timest', '{"a":' + "[" * 100_000)),
+        ('{"timestamp":1,"input_length":3}\n{"timestamp":2}', "trace.csv, line 2: it has no 'input_length'"),
+        ('{"timest', "trace.csv, line 1: not a JSON object"),
         ("time\n1\n", "fewer than two requests"),
         ("time\n1\n1\n", "have the same time"),
-        ("", "no column with a time"),
+        ("", "trace.csv: the file is empty"),
     ],
+    ids=lambda value: str(value)[:40],
 )
 def test_files_that_are_no_traces_are_refused(trace_of, text, message):
     with pytest.raises(ValueError, match=message):
         trace_of(text)
+
+
+def test_a_byte_order_mark_is_no_part_of_the_file(trace_of):
+    assert trace_of('\ufeff{"timestamp":1}\n{"timestamp":2}\n', "trace.jsonl").arrivals_ns.tolist() == [0, 1_000_000]
+
+
+def test_a_rate_takes_two_times():
+    trace = Trace(np.array([0, 0, 5]), np.array([1, 2, 3]))
+    assert trace.first(3).rate_per_s == pytest.approx(6e8)
+    with pytest.raises(ValueError, match="first 2 requests have the same time"):
+        trace.first(2)
+
+
+@pytest.mark.parametrize("rate_per_s", [1e-12, 1e18])
+def test_rates_that_no_clock_can_tell_are_refused(rate_per_s):
+    with pytest.raises(ValueError, match="a second can be simulated"):
+        scaled(Trace(np.array([0, 5]), np.array([0, 0])), rate_per_s)

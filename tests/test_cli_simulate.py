@@ -1,6 +1,7 @@
 """`gpuworker simulate`, as a user meets it."""
 
 import json
+import subprocess
 import sys
 
 import pytest
@@ -175,7 +176,18 @@ def test_formulas(text, size, length, ms):
         (["--profile", __file__], "not a profile"),
         (["--cost", "5", "--max-batch-tokens", "100"], "give a --trace that has"),
         (["--cost", "5", "--json", "/nonexistent/out.json"], "--json: "),
+        (["--cost", "9" * 400], "at most a day"),
+        (["--cost", "99999999999999999b"], "at most a day"),
+        (["--cost", "5000000b"], "a full batch would run 1 d 20 h"),
+        (["--cost", "5b", "--max-batch-size", "10000000"], "max_batch_size=10000000: give an integer from 1 to 4,096"),
+        (["--cost", "5", "--allowed-batch-sizes", "1,8", "--max-batch-size", "16"], "it is not the last of allowed_batch_sizes, 8"),
+        (["--cost", "80000000", "--requests", "10000"], "give fewer --requests, or a lower cost"),
+        (["--cost", "5", "--load", "1e9"], "a second can be simulated"),
+        (["--cost", "5", "--rate", "0.000001", "--requests", "5000"], "a second can be simulated"),
+        (["--cost", "5", "--rate", "0.00001", "--arrivals", "mmpp"], "a second can be simulated"),
+        (["--cost", "5", "--rate", "1e8", "--arrivals", "mmpp"], "a second can be simulated"),
     ],
+    ids=lambda value: str(value)[:60],
 )
 def test_a_mistake_is_one_clear_line(args, message, capsys):
     assert main(["simulate", "--requests", "50", *args]) == 1
@@ -189,12 +201,69 @@ def test_a_mistake_is_one_clear_line(args, message, capsys):
     [
         ([], "one of the arguments --cost --profile is required"),
         (["--cost", "5", "--policy", "mine"], "mine: choose from ours, eager"),
-        (["--cost", "5", "--load", "0"], "0: give a number above 0"),
+        (["--cost", "5", "--load", "0"], "0: give numbers above 0"),
         (["--cost", "5", "--load", "1", "--rate", "1"], "not allowed with argument"),
         (["--cost", "5", "--polcy", "ours"], "did you mean --policy?"),
+        (["--cost", "5", "--load", "abc"], "--load: abc: give numbers above 0"),
+        (["--cost", "5", "--rate", "1,2e9"], "--rate: 2e9: give numbers above 0, from 0.000001 to 1e9"),
+        (["--cost", "5", "--latency-budget-ms", "soon"], "soon: give a number above 0"),
+        (["--cost", "5", "--noise", "nan"], "nan: give a number from 0 to 1"),
+        (["--cost", "5", "--length-buckets", "8,x"], "x: give an integer from 1 to 10,000,000"),
+        (["--cost", "5", "--requests", "9" * 5000], "99...99"),
+        (["--cost", "5", "--seed", "-1"], "--seed: -1: give an integer from 0"),
     ],
 )
 def test_wrong_usage_is_explained(args, message, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["simulate", *args])
-    assert message in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert message in err
+    assert len(err) < 400
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{}", "1 to 256 shapes"),
+        (json.dumps({f"1x{length}": 5 for length in range(257)}), "1 to 256 shapes"),
+        ("[]", "not a profile"),
+        ("", "not a profile"),
+        ("[" * 100_000, "not a profile"),
+        *((f'{{"8x1": {value}}}', "'8x1' takes ") for value in ("Infinity", "NaN", "-5", "0", "86400001", "9" * 400, '"5"', "true")),
+        *((f'{{"{shape}": 5}}', "is no shape") for shape in ("-8x-1", "8x128x3", "9999999999999999999x1", "5000x1", "0x1", "1x99999999", "x", "")),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_files_that_are_no_profiles_are_refused(tmp_path, capsys, text, message):
+    (tmp_path / "profile.json").write_text(text)
+    assert main(["simulate", "--profile", str(tmp_path / "profile.json")]) == 1
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert "profile.json: " in err
+    assert message in err
+
+
+@pytest.mark.parametrize("rate", [(), ("--rate", "5")])
+def test_one_request_of_a_trace_has_no_rate(tmp_path, capsys, rate):
+    assert main([*lengths_trace(tmp_path), "--requests", "1", *rate]) == 1
+    assert "--requests 1: all of its first 1 requests have the same time" in capsys.readouterr().err
+
+
+def test_the_largest_batch_follows_from_allowed_sizes_as_in_the_worker(capsys):
+    assert main(["simulate", "--cost", "1b", "--allowed-batch-sizes", "2,8", "--requests", "200"]) == 0
+    assert "a full batch runs 8 ms" in capsys.readouterr().out
+
+
+def test_an_optimum_that_would_not_fit_into_memory_is_left_out(capsys, monkeypatch):
+    monkeypatch.setattr("gpuworker.testing.comparison.MOST_CELLS", 32 * 99)
+    for total, is_known in ((99, True), (100, False)):
+        assert main(["simulate", "--cost", "5", "--requests", str(total), "--json", "-"]) == 0
+        assert (json.loads(capsys.readouterr().out)["runs"][0]["optimum"] is not None) == is_known
+
+
+@pytest.mark.parametrize("how", [(), ("--json", "-")])
+def test_a_full_disk_is_one_line(how):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-m", "gpuworker.cli", *COST, *how], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr == "gpuworker: stdout cannot be written: No space left on device\n"

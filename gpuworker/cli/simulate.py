@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import math
-import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpuworker.cli.numbers import count, counts, positive, positive_list, seed, share, wait
+from gpuworker.cli.stdout import show
 from gpuworker.cli.target import CommandError
 from gpuworker.cli.text import rate, shorten, span, table
 
@@ -21,8 +20,9 @@ if TYPE_CHECKING:  # at run time only this command loads the simulator
     from gpuworker.testing.traces import Trace
 
 POLICIES = ("ours", "eager", "size-timeout", "reject-expired", "clipper", "clipper-e2e", "clockwork", "bentoml", "nexus", "edf-head")
-LONGEST_MMPP_S = 400_000.0
-"""A million bursts."""
+REQUESTS = 20_000
+LONGEST_MMPP_S, FASTEST_MMPP_PER_S = 400_000.0, 1e7
+"""A million bursts; millions of requests in one."""
 HEAD = ("POLICY", "GOODPUT", "RATIO", "LATE", "REJECTED", "MEAN", "P50", "P99", "BATCH", "BUSY")
 
 EXAMPLE = """\
@@ -116,63 +116,6 @@ def add_to(commands: Any) -> None:
     parser.set_defaults(run=run)
 
 
-def number(text: str, what: str, least: float, most: float) -> float:
-    """For argument types. Raises ArgumentTypeError that says what to give."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not least <= value <= most:
-        raise argparse.ArgumentTypeError(f"{shorten(text, 40)}: give {what}")
-    return value
-
-
-def integer(text: str, least: int, most: int) -> int:
-    """For argument types. Raises ArgumentTypeError that says what to give."""
-    try:
-        value = int(text)
-    except ValueError:
-        value = least - 1
-    if not least <= value <= most:
-        raise argparse.ArgumentTypeError(f"{shorten(text, 40)}: give an integer from {least:,} to {most:,}")
-    return value
-
-
-def positive(text: str) -> float:
-    """An argument type."""
-    return number(text, "a number above 0, from 0.000001 to 1e9", 1e-6, 1e9)
-
-
-def wait(text: str) -> float:
-    """An argument type: 0 or more."""
-    return number(text, "a number from 0 to 1e9", 0, 1e9)
-
-
-def share(text: str) -> float:
-    """An argument type."""
-    return number(text, "a number from 0 to 1", 0, 1)
-
-
-def positive_list(text: str) -> list[float]:
-    """An argument type."""
-    return [number(part, "numbers above 0, from 0.000001 to 1e9, with commas between them", 1e-6, 1e9) for part in text.split(",")]
-
-
-def count(text: str) -> int:
-    """An argument type."""
-    return integer(text, 1, 10_000_000)
-
-
-def seed(text: str) -> int:
-    """An argument type."""
-    return integer(text, 0, (1 << 63) - 1)
-
-
-def counts(text: str) -> tuple[int, ...]:
-    """An argument type: ascending."""
-    return tuple(sorted({count(part) for part in text.split(",")}))
-
-
 def policies(text: str) -> list[str]:
     """An argument type."""
     names = list(POLICIES) if text == "all" else [name.strip() for name in text.split(",")]
@@ -203,19 +146,6 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def show(text: str) -> None:
-    """Prints it. Raises CommandError where that fails (a full disk)."""
-    encoding = sys.stdout.encoding or "utf-8"
-    try:
-        sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
-        sys.stdout.flush()
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains when it flushes at exit
-        raise CommandError(f"stdout cannot be written: {error.strerror}") from None
-
-
 def read(args: argparse.Namespace) -> Trace | None:
     """The trace, if there is one, as long as asked."""
     if not args.trace:
@@ -231,9 +161,12 @@ def read(args: argparse.Namespace) -> Trace | None:
 
 def device(args: argparse.Namespace, trace: Trace | None) -> Setting:
     """The device, and what is asked of it."""
+    from gpuworker.scheduling.cost_model import LONGEST_NS
     from gpuworker.testing import costs
     from gpuworker.testing.comparison import Setting
+    from gpuworker.testing.traces import LONGEST_S
 
+    args.max_batch_size = max_batch_size(args)
     cost_ns = costs.profile(args.profile, args.max_batch_size) if args.profile else costs.formula(args.cost)
     longest = int(trace.lengths.max()) if trace else 0
     if not longest and cost_ns(1, 1_000) != cost_ns(1, 0):
@@ -247,7 +180,23 @@ def device(args: argparse.Namespace, trace: Trace | None) -> Setting:
     )  # fmt: skip
     if trace and setting.limit is not None and int(trace.lengths.min()) > setting.limit:
         raise ValueError(f"all requests are longer than {setting.limit}, and would be refused: see --length-buckets and --max-batch-tokens")
+    shortest, total = (int(trace.lengths.min()), len(trace.lengths)) if trace else (0, args.requests or REQUESTS)
+    slowest_ns = max(setting.table_ns[-1], setting.padded_ns(setting.fitting(shortest), shortest))
+    if slowest_ns > LONGEST_NS:
+        raise ValueError(f"a full batch would run {span(slowest_ns / 1e9)}: give a lower cost (it is in ms), at most a day can be simulated")
+    if slowest_ns * total > LONGEST_S * 1e9:
+        raise ValueError(
+            f"{total:,} requests, where a full batch runs {span(slowest_ns / 1e9)}, may take years: give fewer --requests, or a lower cost"
+        )
     return setting if setting.budget_ns else dataclasses.replace(setting, budget_ns=2 * setting.table_ns[-1])
+
+
+def max_batch_size(args: argparse.Namespace) -> int:
+    """As the worker makes it of these options. Raises ValueError for those that it would not take."""
+    from gpuworker.worker import WorkerOptions
+
+    names = ("max_batch_size", "latency_budget_ms", "max_wait_ms", "length_buckets", "max_batch_tokens", "allowed_batch_sizes")
+    return WorkerOptions.of({name: value for name in names if (value := getattr(args, name)) not in (None, ())}).max_batch_size
 
 
 def speeds(args: argparse.Namespace, setting: Setting, trace: Trace | None) -> list[tuple[float, float]]:
@@ -266,16 +215,17 @@ def requests(args: argparse.Namespace, trace: Trace | None, rate_per_s: float) -
     """The requests, at that rate."""
     from gpuworker.scheduling import Queued
     from gpuworker.testing import arrivals
-    from gpuworker.testing.traces import LONGEST_S, check_rate, scaled
+    from gpuworker.testing.traces import check_rate, scaled
 
     if trace:
         return scaled(trace, rate_per_s).requests()
-    number = args.requests or 20_000
-    check_rate(number, rate_per_s, LONGEST_S if args.arrivals != "mmpp" else LONGEST_MMPP_S)
-    if args.arrivals == "uniform":
-        times_ns = arrivals.uniform(rate_per_s, number)
+    total = args.requests or REQUESTS
+    if args.arrivals == "mmpp":
+        check_rate(total, rate_per_s, LONGEST_MMPP_S, FASTEST_MMPP_PER_S)
+        times_ns = arrivals.mmpp(rate_per_s, total, args.seed)
     else:
-        times_ns = (arrivals.mmpp if args.arrivals == "mmpp" else arrivals.poisson)(rate_per_s, number, args.seed)
+        check_rate(total, rate_per_s)
+        times_ns = arrivals.uniform(rate_per_s, total) if args.arrivals == "uniform" else arrivals.poisson(rate_per_s, total, args.seed)
     return [Queued(i, at) for i, at in enumerate(times_ns.tolist())]
 
 

@@ -13,7 +13,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuworker.cli.simulate import count, positive, share
+from gpuworker.cli.numbers import count, positive, seed, share
+from gpuworker.cli.stdout import show, stdout_is_stderr
 from gpuworker.cli.target import CommandError
 from gpuworker.cli.text import bar, rate, span, table
 
@@ -77,7 +78,7 @@ def add_to(commands: Any) -> None:
         "--target", type=share, default=0.99, metavar="X", help="share in time that counts as served, for the capacity (default: 0.99)"
     )
     parser.add_argument("--pads", action="store_true", help="the handler pads its batches to allowed_batch_sizes: choose those too")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of arrivals, lengths and noise (default: 0)")
+    parser.add_argument("--seed", type=seed, default=0, metavar="N", help="of arrivals, lengths and noise (default: 0)")
     parser.add_argument("--json", metavar="FILE", help="write all figures there; - prints them instead of the report")
     parser.add_argument("--png", metavar="FILE", help="draw goodput and latency against the rate (needs matplotlib)")
     parser.add_argument("--profile-out", metavar="FILE", help="write the run times there, for `gpuworker simulate --profile`")
@@ -86,6 +87,7 @@ def add_to(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Tunes, and shows what came out."""
+    from gpuworker.testing.traces import check_rate
     from gpuworker.tuning.recommendation import recommend
     from gpuworker.worker import WorkerOptions
 
@@ -96,12 +98,10 @@ def run(args: argparse.Namespace) -> int:
             raise ValueError(f"--requests {args.requests}: give at least 100, half of them are to choose the options by")
         WorkerOptions.of({"latency_budget_ms": args.latency_budget_ms, "max_batch_size": args.max_batch_size})
         trace = read_trace(args)
-        handler = loaded(args.handler)
-        try:
-            lengths = lengths_of(handler, trace)
-            profile = measured(handler, lengths, args)
-        finally:
-            handler.close()
+        if trace is None:
+            check_rate(args.requests, args.rate)
+        with stdout_is_stderr():
+            lengths, profile = measured_by(args, trace)
         traffic = traffic_of(args, trace, lengths)
         found = recommend(
             profile, traffic, args.latency_budget_ms,
@@ -112,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
         raise CommandError(str(error)) from None
     command = command_line(args.handler, found.options)
     if args.json != "-":
-        print("\n".join(report(args, profile, traffic, found, command)))
+        show("\n".join(report(args, profile, traffic, found, command)) + "\n")
     if args.json:
         write("--json", args.json, {**given(args), **measures(profile, traffic), **found.to_dict(), "command": command})
     if args.profile_out:
@@ -122,13 +122,29 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def measured_by(args: argparse.Namespace, trace: Trace | None) -> tuple[Sequence[int], Profile]:
+    """The lengths that occur, and the handler's run times. All of the handler's code that is run, is run in here."""
+    handler = loaded(args.handler)
+    try:
+        lengths = lengths_of(handler, trace)
+        return lengths, measured(handler, lengths, args)
+    finally:
+        with users_code("close()", handler):
+            handler.close()
+
+
 def read_trace(args: argparse.Namespace) -> Trace | None:
     """The trace, if there is one, as long and as fast as asked."""
     if not args.trace:
         return None
-    from gpuworker.testing.traces import Trace, read_trace, scaled
+    from gpuworker.testing.traces import check_rate, read_trace, scaled
 
-    trace = Trace(*(column[: args.requests] for column in read_trace(args.trace)))
+    trace = read_trace(args.trace)
+    try:
+        trace = trace.first(args.requests)
+        check_rate(len(trace.arrivals_ns), args.rate or trace.rate_per_s)
+    except ValueError as error:
+        raise ValueError(f"{args.trace}, --requests {args.requests}: {error}") from None
     if len(trace.arrivals_ns) < 100:
         raise ValueError(f"{args.trace}: {len(trace.arrivals_ns)} requests are too few to choose options by; 100 are the least")
     return scaled(trace, args.rate) if args.rate else trace
@@ -136,27 +152,34 @@ def read_trace(args: argparse.Namespace) -> Trace | None:
 
 def loaded(name: str) -> Handler:
     """The handler, loaded and warmed up in this process."""
+    from gpuworker.tuning.measure import described
     from gpuworker.worker.handler import Handler
 
     handler = None
     try:
         handler = Handler(name)
         handler.load()
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # sys.exit, too
         if handler is not None or not isinstance(error, (ValueError, ImportError, AttributeError, TypeError)):  # its own code: show where
             traceback.print_exc()
-        raise CommandError(f"{name} could not be loaded: {type(error).__name__}: {error}") from None
+        raise CommandError(f"{name} could not be loaded: {described(error)}") from None
     return handler
 
 
 @contextlib.contextmanager
 def users_code(what: str, handler: Handler) -> Iterator[None]:
     """An error in there is the handler's: its traceback, and one line."""
+    from gpuworker.tuning.measure import NoLength, described
+
     try:
         yield
-    except Exception as error:
+    except (KeyboardInterrupt, NoLength):
+        raise
+    except BaseException as error:  # sys.exit, too
         traceback.print_exc()
-        raise CommandError(f"{what} of {handler.name} failed: {type(error).__name__}: {error}") from None
+        raise CommandError(f"{what} of {handler.name} failed: {described(error)}") from None
 
 
 def maker(handler: Handler) -> Any:
@@ -167,6 +190,8 @@ def maker(handler: Handler) -> Any:
 
 def lengths_of(handler: Handler, trace: Trace | None) -> Sequence[int]:
     """The lengths that occur: in the trace, else in the handler's examples. None at all where they do not matter."""
+    from gpuworker.tuning.measure import length_of
+
     if trace is not None and trace.lengths.any():
         if handler.length is None:
             raise ValueError(
@@ -175,7 +200,7 @@ def lengths_of(handler: Handler, trace: Trace | None) -> Sequence[int]:
         lengths = trace.lengths.tolist()
     else:
         with users_code("length()", handler):
-            lengths = [int(handler.length(example)) for example in handler.examples] if handler.length else []
+            lengths = [length_of(example, handler.length) for example in handler.examples] if handler.length else []
     return lengths if len(set(lengths)) > 1 else []
 
 
@@ -287,7 +312,7 @@ def write(option: str, path: str, figures: Any) -> None:
     """JSON, to a file or to stdout."""
     text = json.dumps(figures, indent=2) + "\n"
     if path == "-":
-        sys.stdout.write(text)
+        show(text)
         return
     try:
         Path(path).write_text(text)

@@ -62,11 +62,11 @@ def scaled(trace: Trace, rate_per_s: float) -> Trace:
     return Trace(np.rint(times_ns * faster).astype(np.int64), trace.lengths)
 
 
-def check_rate(count: int, rate_per_s: float, longest_s: float = LONGEST_S) -> None:
-    """Raises ValueError for requests that come faster than one each ns, or over a longer time than longest_s."""
-    if not count / longest_s <= rate_per_s <= FASTEST_PER_S:
+def check_rate(count: int, rate_per_s: float, longest_s: float = LONGEST_S, fastest_per_s: float = FASTEST_PER_S) -> None:
+    """Raises ValueError for requests that come at a higher rate than fastest_per_s, or over a longer time than longest_s."""
+    if not count / longest_s <= rate_per_s <= fastest_per_s:
         raise ValueError(
-            f"{count:,} requests at {rate_per_s:.3g} a second: from {count / longest_s:.3g} to {FASTEST_PER_S:.3g} a second can be simulated"
+            f"{count:,} requests at {rate_per_s:.3g} a second: from {count / longest_s:.3g} to {fastest_per_s:.3g} a second can be simulated"
         )
 
 
@@ -85,7 +85,8 @@ def read_trace(path: str | Path) -> Trace:
         try:
             times_ns, lengths = _read(lines)
         except (ValueError, csv.Error, RecursionError) as error:
-            raise ValueError(f"{path}, line {lines.number}: {error}") from None
+            where = f", line {lines.number}" if lines.number else ""
+            raise ValueError(f"{path}{where}: {error}") from None
     try:
         return _spread(np.array(times_ns, dtype=np.int64), np.array(lengths, dtype=np.int64))
     except ValueError as error:

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from gpuworker._native import lib
 from gpuworker.payload import encode
 from gpuworker.scheduling.cost_model import CostModel
 from gpuworker.scheduling.sizes import doubling
@@ -21,6 +22,10 @@ OUTLIER = 1.5
 
 class RunBatchFailed(Exception):
     """The handler raised, or returned what cannot be sent."""
+
+
+class NoLength(ValueError):
+    """The handler's length(request) returned something else."""
 
 
 class Profile(NamedTuple):
@@ -86,9 +91,11 @@ def measure(
         try:
             for outcome in outcomes_of(run_batch(requests), size):
                 encode(outcome, allow_pickle=True)
-        except Exception as error:
-            failure.append(f"run_batch failed with {size} request{'s' * (size > 1)}: {type(error).__name__}: {error}")
+        except KeyboardInterrupt:
             raise
+        except BaseException as error:  # sys.exit, too
+            failure.append(f"run_batch failed with {size} request{'s' * (size > 1)}: {described(error)}")
+            raise RunBatchFailed(failure[0]) from error
 
     runs_ns: dict[tuple[int, int], list[int]] = {}
     for sizes in stages(max_batch_size):
@@ -122,12 +129,29 @@ def examples_by_length(
     examples: Sequence[Any], length: Callable[[Any], int] | None, make: Callable[[int], Any] | None, lengths: Sequence[int]
 ) -> dict[int, list[Any]]:
     """What to profile with. lengths: of the traffic, empty where they do not matter: then all examples are alike, and are under 0. make(length) gives a
-    request of about that length; else the examples must do. Raises what `length` and `make` raise."""
+    request of about that length; else the examples must do. Raises NoLength, and what `length` and `make` raise."""
     if length is None or not lengths:
         return {0: list(examples)} if examples else {}
     if make is not None:
         examples = [make(wanted) for wanted in spread(lengths)]
     groups: dict[int, list[Any]] = {}
     for example in examples:
-        groups.setdefault(int(length(example)), []).append(example)
+        groups.setdefault(length_of(example, length), []).append(example)
     return {chosen: groups[chosen] for chosen in spread(list(groups))}
+
+
+def length_of(request: Any, length: Callable[[Any], int]) -> int:
+    """What `length` returns for it. Raises NoLength for what a client would not send, and what `length` raises."""
+    returned = length(request)
+    try:
+        value = int(returned)
+        if 0 <= value <= lib.GW_MAX_LENGTH:
+            return value
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise NoLength(f"length(request) returned {repr(returned)[:60]}: it must be an integer from 0 to {lib.GW_MAX_LENGTH:,}")
+
+
+def described(error: BaseException) -> str:
+    """In a line."""
+    return f"it called sys.exit({error.code!r})" if isinstance(error, SystemExit) else f"{type(error).__name__}: {error}"
