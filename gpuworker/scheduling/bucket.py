@@ -87,8 +87,9 @@ class Bucket:
         """Takes out those whose answer is due before `end_ns`, where that is firm."""
         if not self.firm:
             return []
-        if self._only is not None:
-            return self._only.pop_before(end_ns)
+        only = self._only
+        if only is not None:  # asked of every bucket, twice for every batch
+            return only.pop_before(end_ns) if only.due_ns and only.due_ns[0] < end_ns else []
         return [request for lane in self._lanes.values() for request in lane.pop_before(end_ns)]
 
     def plan(self, now_ns: int, waits: Waits, ageing_ns: int = 0) -> None:
