@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,6 @@ def _groups(axis: Any, labels: Sequence[str], series: dict[str, list[float]], co
     width = 0.85 / len(series)
     for i, (name, values) in enumerate(series.items()):
         axis.bar([place + (i - len(series) / 2 + 0.5) * width for place in range(len(labels))], values, width, label=name, color=colours[i])
-    axis.set_xticks(range(len(labels)), [label.replace(", ", "\n").replace("_", "\n") for label in labels], fontsize=8)
+    axis.set_xticks(range(len(labels)), [re.sub(r", |_|(?<=[a-z])(?=[A-Z])", "\n", label) for label in labels], fontsize=8)
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(fontsize=8, ncol=4, loc="upper center", bbox_to_anchor=(0.5, -0.16), frameon=False)
