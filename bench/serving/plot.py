@@ -40,4 +40,4 @@ def _groups(axis: Any, labels: Sequence[str], series: dict[str, list[float]], co
         axis.bar([place + (i - len(series) / 2 + 0.5) * width for place in range(len(labels))], values, width, label=name, color=colours[i])
     axis.set_xticks(range(len(labels)), [re.sub(r", |_|(?<=[a-z])(?=[A-Z])", "\n", label) for label in labels], fontsize=8)
     axis.spines[["top", "right"]].set_visible(False)
-    axis.legend(fontsize=8, ncol=4, loc="upper center", bbox_to_anchor=(0.5, -0.16), frameon=False)
+    axis.legend(fontsize=8, ncol=4, loc="upper center", bbox_to_anchor=(0.5, -0.22), frameon=False)
