@@ -53,7 +53,7 @@ class WorkerOptions:
     priority_ageing_ms: float = 0.0
     """With priorities: a request that has waited so long counts as one level higher. 0: never."""
     fair_share: bool = True
-    """When not all queued requests fit a batch, each client's first goes before anybody's second."""
+    """When one client has queued so much that others would wait for more than four batches, each of them gets at least a quarter of an even share."""
     capacity: int = 256
     """Slots: requests that can be on their way at a time, from being sent to their answers being read."""
     max_request_bytes: int = 65536
