@@ -88,11 +88,11 @@ void gw_count_alive(gw_port *port) {
 }
 
 /* Puts the ring in order after an owner's death; for whoever holds the owner's lock byte. What was running is queued again, or answered with `kind` if it has
- * been tried max_attempts times; so is what has been looked at by so many owners that did not outlive it (gw_begin_look), two at least after one that was stuck, as
- * those are given no attempt more than that one. Any prefix of this may have run before, in another process: it can be run again. */
+ * been tried max_attempts times; so is what so many owners have looked at and not outlived (gw_begin_look), two at least: to have been queued again after one death is no
+ * such thing. Any prefix of this may have run before, in another process: it can be run again. */
 int gw_recover(gw_port *port, uint32_t max_attempts, uint32_t kind) {
     gw_header *header = port->header;
-    uint32_t max_looks = kind == GW_KIND_STUCK && max_attempts < 2 ? 2 : max_attempts;
+    uint32_t max_looks = max_attempts < 2 ? 2 : max_attempts;
     int n = 0;
     atomic_store_explicit(&header->owner_asleep, 0, memory_order_seq_cst);
     atomic_store_explicit(&header->batch_started_ns, 0, memory_order_relaxed); /* nobody runs it now, and its time is not the next owner's */

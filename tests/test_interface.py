@@ -85,3 +85,10 @@ def test_importing_costs_little_over_numpy():
     code = "import numpy, sys; before = len(sys.modules); import gpuworker; gpuworker.connect('x'); print(len(sys.modules) - before)"
     added = int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
     assert added < 100, f"{added} modules"
+
+
+def test_limits_that_are_written_down_twice_agree():
+    from gpuworker._native import lib
+    from gpuworker.scheduling import sizes
+
+    assert (sizes.MAX_BATCH_SIZE, sizes.MAX_LENGTH) == (lib.GW_MAX_CAPACITY, lib.GW_MAX_LENGTH)

@@ -18,6 +18,7 @@ class Handler:
     """As much of worker.handler.Handler as it needs."""
 
     name = "app:model"
+    source = ""
 
     def __init__(self, examples=(), length=None):
         self.examples, self.length, self.batches = list(examples), length, []

@@ -1,9 +1,13 @@
-"""Steps that sizes and lengths are rounded up to."""
+"""Sizes and lengths: how large they may be, and steps that they are rounded up to."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+
+MAX_BATCH_SIZE = 4096
+MAX_LENGTH = (1 << 24) - 1
+"""As in native/layout.h: GW_MAX_CAPACITY, GW_MAX_LENGTH."""
 
 
 def doubling(most: int) -> list[int]:

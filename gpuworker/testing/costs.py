@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gpuworker._native import lib
 from gpuworker.scheduling.cost_model import LONGEST_NS, MOST_SHAPES, CostModel
+from gpuworker.scheduling.sizes import MAX_BATCH_SIZE, MAX_LENGTH
 
 Cost = Callable[[int, int], int]
 TERM = re.compile(r"(\d+\.?\d*|\.\d+)(?:\s*\*?\s*([bt]))?")
@@ -60,10 +60,8 @@ def _measured(profile: Any) -> dict[tuple[int, int], int]:
     for shape, run_ms in profile.items():
         found = SHAPE.fullmatch(shape)
         size, length = (int(found[1]), int(found[2] or 0)) if found else (0, 0)
-        if not 1 <= size <= lib.GW_MAX_CAPACITY or not 0 <= length <= lib.GW_MAX_LENGTH:
-            raise ValueError(
-                f"{shape[:MOST_DIGITS]!r} is no shape: give a size from 1 to {lib.GW_MAX_CAPACITY:,}, and a length of at most {lib.GW_MAX_LENGTH:,}"
-            )
+        if not 1 <= size <= MAX_BATCH_SIZE or not 0 <= length <= MAX_LENGTH:
+            raise ValueError(f"{shape[:MOST_DIGITS]!r} is no shape: give a size from 1 to {MAX_BATCH_SIZE:,}, and a length of at most {MAX_LENGTH:,}")
         if isinstance(run_ms, bool) or not isinstance(run_ms, (int, float)) or not 0 < run_ms <= LONGEST_NS / 1e6:
             raise ValueError(f"{shape!r} takes {str(run_ms)[:MOST_DIGITS]} ms: give a number above 0, and at most a day")
         runs_ns[size, length] = max(1, round(run_ms * 1e6))

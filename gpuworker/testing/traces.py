@@ -15,8 +15,8 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuworker._native import lib
 from gpuworker.scheduling import Queued
+from gpuworker.scheduling.sizes import MAX_LENGTH
 
 UNITS_NS = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
 TIME_COLUMNS = ("timestamp", "arrival", "arrived", "time")
@@ -189,11 +189,11 @@ def _time_ns(text: str, unit_ns: int) -> int:
 def _length(text: str) -> int:
     try:
         length = Decimal(text)
-        if 0 <= length <= lib.GW_MAX_LENGTH and length == int(length):
+        if 0 <= length <= MAX_LENGTH and length == int(length):
             return int(length)
     except ArithmeticError:
         pass
-    raise ValueError(f"{_shown(text)!r} is no length: give an integer from 0 to {lib.GW_MAX_LENGTH:,}")
+    raise ValueError(f"{_shown(text)!r} is no length: give an integer from 0 to {MAX_LENGTH:,}")
 
 
 def _spread(times_ns: NDArray[np.int64], lengths: NDArray[np.int64]) -> Trace:

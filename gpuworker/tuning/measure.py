@@ -7,10 +7,9 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from gpuworker._native import lib
 from gpuworker.payload import encode
 from gpuworker.scheduling.cost_model import CostModel
-from gpuworker.scheduling.sizes import doubling
+from gpuworker.scheduling.sizes import MAX_LENGTH, doubling
 from gpuworker.worker.batch import outcomes_of
 from gpuworker.worker.profile import profile
 
@@ -145,11 +144,11 @@ def length_of(request: Any, length: Callable[[Any], int]) -> int:
     returned = length(request)
     try:
         value = int(returned)
-        if 0 <= value <= lib.GW_MAX_LENGTH:
+        if 0 <= value <= MAX_LENGTH:
             return value
     except (TypeError, ValueError, OverflowError):
         pass
-    raise NoLength(f"length(request) returned {repr(returned)[:60]}: it must be an integer from 0 to {lib.GW_MAX_LENGTH:,}")
+    raise NoLength(f"length(request) returned {repr(returned)[:60]}: it must be an integer from 0 to {MAX_LENGTH:,}")
 
 
 def described(error: BaseException) -> str:
