@@ -135,8 +135,13 @@ def gunicorn(tmp_path, name):
     for server in started:
         if server.process.poll() is None:
             server.process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                server.process.wait(30)
+            for _ in range(20):
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    server.process.wait(2)
+                    break
+                for worker in server.workers():  # gunicorn may have lost the signal to one that was starting
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(worker, signal.SIGTERM)
         server.kill_all()
         print(server.log())
 
