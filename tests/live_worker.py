@@ -1,5 +1,7 @@
 """In-process workers with a latency budget, for tests: held rather than slow, and believing what they are told of their run times."""
 
+import threading
+
 import pytest
 
 import gpuworker
@@ -24,6 +26,15 @@ def live_fixture(in_process):
     yield start
     for gate in gates:
         gate.open()
+
+
+def side_by_side(call, arguments):
+    """Calls it with each of the arguments, in a thread each, and waits for all of them."""
+    callers = [threading.Thread(target=call, args=(argument,)) for argument in arguments]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join(60)
 
 
 def hold(client, gate, request="first"):

@@ -9,7 +9,7 @@ import pytest
 
 import gpuworker
 from tests.conftest import Gate, eventually
-from tests.live_worker import LONG_MS, SHORT_MS, hold, known_costs, live_fixture, outcome  # noqa: F401
+from tests.live_worker import LONG_MS, SHORT_MS, hold, known_costs, live_fixture, outcome, side_by_side  # noqa: F401
 
 
 def budget_outcomes(stats):
@@ -197,11 +197,7 @@ def test_the_statistics_add_up(live, late):
                 outcomes["answered" if found == i else "queued"] += 1
         client.close()
 
-    callers = [threading.Thread(target=calls, args=(seed,)) for seed in range(4)]
-    for caller in callers:
-        caller.start()
-    for caller in callers:
-        caller.join(60)
+    side_by_side(calls, range(4))
     eventually(lambda: worker.stats().slots_in_use == 0)
     stats = worker.stats()
     assert stats.on_time + stats.late == stats.completed == outcomes["answered"]

@@ -3,7 +3,6 @@
 import itertools
 import logging
 import random
-import threading
 from bisect import bisect_left
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 import gpuworker
 from gpuworker.worker import scheduled_line
 from tests.conftest import Gate, eventually
-from tests.live_worker import LONG_MS, hold, known_costs, live_fixture, outcome  # noqa: F401
+from tests.live_worker import LONG_MS, hold, known_costs, live_fixture, outcome, side_by_side  # noqa: F401
 
 
 class Ruled(Gate):
@@ -178,11 +177,7 @@ def test_no_batch_exceeds_the_token_budget(live, boundaries, budget_ms, max_batc
             outcomes.extend(one.result(60) == request for one, request in zip(pending, requests, strict=True))
         client.close()
 
-    callers = [threading.Thread(target=calls, args=(10 * seed,)) for seed in range(3)]
-    for caller in callers:
-        caller.start()
-    for caller in callers:
-        caller.join(60)
+    side_by_side(calls, [10 * seed for seed in range(3)])
     assert outcomes == [True] * 480
     assert sum(map(len, gate.batches)) == 480
     for batch in gate.batches:
@@ -232,11 +227,7 @@ def test_boundaries_are_learned_under_load_and_no_request_is_lost(live, monkeypa
 
     def serve_until(condition, of):
         for _ in range(20):
-            callers = [threading.Thread(target=traffic, args=(of,)) for _ in range(2)]
-            for caller in callers:
-                caller.start()
-            for caller in callers:
-                caller.join(60)
+            side_by_side(traffic, [of for _ in range(2)])
             if condition():
                 return
         raise AssertionError("it did not happen")

@@ -15,7 +15,7 @@ from gpuworker.scheduling.cost_model import CostModel
 from gpuworker.worker.cost_file import CostFile
 from tests import handlers
 from tests.conftest import Gate, eventually, kill_owner, running
-from tests.live_worker import LONG_MS, hold, known_costs, live_fixture, outcome  # noqa: F401
+from tests.live_worker import LONG_MS, hold, known_costs, live_fixture, outcome, side_by_side  # noqa: F401
 
 CALM = {"latency_budget_ms": LONG_MS, "cost_file": "off"}
 
@@ -84,11 +84,7 @@ def test_cancelled_requests_leave_the_scheduler(live):
                     time.sleep(0.0005)
         client.close()
 
-    callers = [threading.Thread(target=cancels, args=(seed,)) for seed in range(4)]
-    for caller in callers:
-        caller.start()
-    for caller in callers:
-        caller.join(60)
+    side_by_side(cancels, range(4))
     eventually(lambda: worker.stats().slots_in_use == 0)
     eventually(lambda: len(scheduler) == 0)
     client = worker.connect()
