@@ -44,9 +44,9 @@ def main() -> None:
     _progress("")
     about = machine.description()
     parts = {"ratios": ratios, "live": live, "decisions": decisions}
-    targets = [target for part, module in parts.items() for target in module.targets(records[part])]  # type: ignore[attr-defined]
+    targets = [target for part, module in parts.items() for target in module.targets(records[part])]
     title = f"## Scheduling: {about['cpu']}, {about['cores']} cores, Linux {about['kernel']}, Python {about['python']}"
-    tables = [module.table(records[part]) for part, module in parts.items() if records[part]]  # type: ignore[attr-defined]
+    tables = [module.table(records[part]) for part, module in parts.items() if records[part]]
     text = "\n\n".join([title, *tables, report.targets_table(targets)])
     print(text)
     _write(options.output, text, {"machine": about, "seed": options.seed, "scale": options.scale, **records}, records)

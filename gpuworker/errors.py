@@ -22,6 +22,8 @@ A builtin exception raised by run_batch comes back as that builtin, with a Remot
 
 from __future__ import annotations
 
+from typing import Any
+
 __all__ = [
     "BatchSizeMismatch",
     "BudgetExceeded",
@@ -81,7 +83,7 @@ class QueueFull(GpuWorkerError):
         super().__init__(message)
         self.retry_after_ms = retry_after_ms
 
-    def __reduce__(self) -> tuple[type[QueueFull], tuple[str, float]]:
+    def __reduce__(self) -> tuple[type[QueueFull], tuple[Any, ...]]:
         return type(self), (str(self), self.retry_after_ms)
 
 
@@ -101,7 +103,7 @@ class BudgetExceeded(QueueFull):
         )
         self.estimated_ms, self.budget_ms, self.queue_depth, self.stage = estimated_ms, budget_ms, queue_depth, stage
 
-    def __reduce__(self) -> tuple[type, tuple[float, float, int, str]]:  # type: ignore[override]
+    def __reduce__(self) -> tuple[type[QueueFull], tuple[Any, ...]]:
         return type(self), (self.estimated_ms, self.budget_ms, self.queue_depth, self.stage)
 
 

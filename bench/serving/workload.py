@@ -54,7 +54,7 @@ class Workload:
         """Device and budget."""
         longest = self.lengths[-1] if self.lengths else 0
         full_ns = cost(BATCH, longest)
-        return Setting(cost, BATCH, round(self.budget * full_ns), length_buckets=self.lengths, longest=longest, **options)  # type: ignore[arg-type]
+        return Setting(cost, BATCH, round(self.budget * full_ns), length_buckets=self.lengths, longest=longest, **options)
 
     def requests(self, cost: Cost, count: int, seed: int) -> list[Queued]:
         """The first `count` arrivals."""

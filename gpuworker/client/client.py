@@ -214,10 +214,11 @@ class Client:
         """See terms_of. What a worker that has ended would do with a request is no matter: the one that there is now is asked."""
         if latency_budget_ms is None and priority == 0 and self._length is None:
             return 0
-        if link.scheduling().has_ended:
+        scheduling = link.scheduling()
+        if scheduling.has_ended:
             link.lost = True
-            link = self._live_link(0)
-        return terms_of(link, request, latency_budget_ms, priority, self._length)
+            scheduling = self._live_link(0).scheduling()
+        return terms_of(self.name, scheduling, request, latency_budget_ms, priority, self._length)
 
     def _live_link(self, deadline_ns: int) -> Link:
         link = self._link

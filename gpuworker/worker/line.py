@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Protocol
 
-from gpuworker._native import ffi, lib
-from gpuworker.scheduling import Decision, Policy, Queued, Reason, Run, Wait
+from gpuworker._native import lib
+from gpuworker.scheduling import Decision, Policy, Reason, Run, Wait
 from gpuworker.segment import Segment
 from gpuworker.worker.backlog import Backlog
 from gpuworker.worker.handler import Handler
@@ -98,8 +97,3 @@ class PlainLine:
 
     def close(self) -> None:
         """See Line.close."""
-
-
-def tickets_of(requests: Sequence[Queued]) -> Any:
-    """As a C array."""
-    return ffi.new("uint64_t[]", [request.ticket for request in requests])

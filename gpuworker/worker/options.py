@@ -190,11 +190,7 @@ class WorkerOptions:
     @property
     def longest(self) -> int:
         """The longest request that is taken; 0: any."""
-        limits = [
-            self.max_length,
-            self.max_batch_tokens,
-            int(self.length_buckets[-1]) if self.length_buckets and self.length_buckets != "learn" else None,
-        ]
+        limits = (self.max_length, self.max_batch_tokens, *self.boundaries[-1:])
         return min((limit for limit in limits if limit is not None and limit <= lib.GW_MAX_LENGTH), default=0)
 
     @property

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gpuworker.scheduling.sizes import doubling
+from gpuworker.scheduling.sizes import at_least, doubling
 from gpuworker.scheduling.token_bucket import coarse
 
 log = logging.getLogger("gpuworker")
@@ -68,6 +67,6 @@ def by_length(examples: Sequence[Any], length: Callable[[Any], int] | None, boun
     for example in examples:
         units = max(int(length(example)), 1)
         if most is None or units <= most:
-            padded = boundaries[bisect_left(boundaries, units)] if boundaries else coarse(units)
+            padded = at_least(units, boundaries) if boundaries else coarse(units)
             groups.setdefault(padded, []).append((units, example))
     return {padded: [example for _, example in sorted(group, key=lambda one: -one[0])] for padded, group in groups.items()}

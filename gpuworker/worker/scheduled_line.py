@@ -20,7 +20,6 @@ from gpuworker.segment.wire import ADMISSION, LATE
 from gpuworker.worker.backlog import queued
 from gpuworker.worker.exchange import Exchange
 from gpuworker.worker.handler import Handler
-from gpuworker.worker.line import tickets_of
 from gpuworker.worker.options import WorkerOptions
 from gpuworker.worker.warm_start import WarmStart
 
@@ -165,7 +164,8 @@ class ScheduledLine:
     def take(self, run: Run, taken: Any) -> int:
         """See Line.take."""
         batch = run.batch or ()
-        n: int = lib.gw_take_these(self._port, tickets_of(batch), len(batch), run.reason, taken)
+        tickets = ffi.new("uint64_t[]", [request.ticket for request in batch])
+        n: int = lib.gw_take_these(self._port, tickets, len(batch), run.reason, taken)
         if n != len(batch):
             chosen = set(ffi.unpack(taken, 2 * n)[::2])
             for request in batch:
