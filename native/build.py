@@ -36,6 +36,7 @@ enum { GW_RESTARTED, GW_RELOADED, GW_RELOAD_FAILED };
 #define GW_LANES ...
 #define GW_BUCKETS ...
 #define GW_REASONS ...
+#define GW_EXECUTION ...
 #define GW_SLOT_BITS ...
 static const int64_t GW_DELIVERED;
 #define GW_INFO_BYTES ...
@@ -58,6 +59,30 @@ typedef struct {
 typedef struct { gw_identity identity; uint64_t word; uint32_t joined, held; } gw_participant_view;
 typedef struct { ...; } gw_stats;
 typedef struct { ...; } gw_client_stats;
+#define GW_ROW_ARRAYS ...
+#define GW_ROW_DIMS ...
+#define GW_MAX_DEPTH ...
+typedef struct {
+    const char *key;
+    uint32_t key_bytes;
+    const char *dtype;
+    uint32_t dtype_bytes;
+    uint32_t ndim, itemsize;
+    int64_t shape[...];
+    char *batch;
+    char pad[16];
+    int64_t *mask, *lengths;
+    uint32_t counted;
+} gw_field;
+typedef struct {
+    uint32_t count, dims;
+    int is_tree;
+    uint64_t rows;
+    uint32_t extents[...], most[...], largest[...];
+    uint64_t cells;
+    gw_field field[...];
+} gw_rows;
+typedef struct { const char *source[...]; uint32_t extents[...]; } gw_row;
 typedef struct gw_port { char *areas; uint64_t request_bytes, response_bytes; uint32_t capacity, me; ...; } gw_port;
 
 uint64_t gw_segment_bytes(uint32_t capacity, uint32_t max_participants, uint64_t request_bytes, uint64_t response_bytes);
@@ -105,6 +130,9 @@ int gw_news(const gw_port *port, const gw_item **arrived, const uint64_t **gone,
 int gw_respond(gw_port *port, int64_t ticket, uint32_t kind, const char *meta, uint32_t meta_bytes, const char *data, uint64_t data_bytes);
 int gw_responded(gw_port *port, int64_t ticket, uint64_t response);
 int gw_finish(gw_port *port, const uint64_t *taken, int n);
+int gw_read_rows(const gw_port *port, gw_rows *what, const uint64_t *taken, int n, gw_row *rows, int *odd);
+void gw_gather(const gw_rows *into, const gw_row *rows, int n);
+int gw_scatter(gw_port *port, const gw_rows *from, const gw_row *rows, const uint64_t *taken, int n, int *odd);
 int gw_refuse(gw_port *port, int64_t ticket, uint32_t kind);
 int gw_refuse_with(gw_port *port, int64_t ticket, uint32_t kind, const char *data, uint32_t bytes);
 int gw_refuse_all(gw_port *port, uint32_t kind);
@@ -114,6 +142,7 @@ int gw_free_strays(gw_port *port);
 int gw_recover(gw_port *port, uint32_t max_attempts, uint32_t kind);
 void gw_count_alive(gw_port *port);
 void gw_bell(gw_port *port);
+void gw_nudge(gw_port *port);
 void gw_wake_all(gw_port *port);
 void gw_set_state(gw_port *port, uint32_t state);
 
@@ -123,6 +152,8 @@ int gw_read_note(const gw_port *port, char *out, uint32_t bytes);
 uint32_t gw_next_participant(const gw_port *port, uint32_t participant);
 int gw_read_participant(const gw_port *port, uint32_t participant, gw_participant_view *out);
 int gw_read_stats(const gw_port *port, uint64_t *owner, int owner_words, uint64_t *clients, int client_words);
+void gw_publish_execution(gw_port *port, const uint64_t *words, uint32_t n);
+void gw_read_execution(const gw_port *port, uint64_t *out);
 void gw_set_owner(gw_port *port, int64_t pid, uint64_t start_ticks, uint64_t pid_namespace);
 void gw_set_supervisor(gw_port *port, int64_t pid, uint64_t start_ticks, uint64_t pid_namespace);
 void gw_count_event(gw_port *port, uint32_t event);
@@ -151,15 +182,15 @@ int gw_failpoint_arm(const char *name, uint32_t action, int32_t nth);
 const char *gw_failpoint_name(uint32_t i);
 """
 
-SOURCES = ["segment.c", "port.c", "ring.c", "owner.c", "recovery.c", "semaphore.c", "wake.c", "forecast.c", "stats.c", "watch.c"]
+SOURCES = ["segment.c", "port.c", "ring.c", "queue.c", "owner.c", "batch.c", "rows.c", "recovery.c", "semaphore.c", "wake.c", "forecast.c", "stats.c", "watch.c"]
 
 ffi = FFI()
 ffi.cdef(CDEF + FAILPOINTS_CDEF * FAILPOINTS)
 ffi.set_source(
     "gpuworker._native",
-    '#include "ring.h"\n#include "failpoints.h"\n',
+    '#include "ring.h"\n#include "rows.h"\n#include "failpoints.h"\n',
     sources=[f"{HERE}/{name}" for name in SOURCES + ["failpoints.c"] * FAILPOINTS],
-    depends=[f"{HERE}/{name}" for name in ("layout.h", "ring.h", "failpoints.h")],
+    depends=[f"{HERE}/{name}" for name in ("layout.h", "ring.h", "rows.h", "failpoints.h")],
     include_dirs=[HERE],
     extra_compile_args=FLAGS + SANITIZE_FLAGS + ["-DGW_FAILPOINTS"] * FAILPOINTS,
     extra_link_args=["-pthread", *SANITIZE_FLAGS],

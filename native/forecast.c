@@ -108,12 +108,3 @@ void gw_read_scheduling(const gw_port *port, uint64_t out[4]) {
     out[2] = h->priorities;
     out[3] = GW_LOAD(&h->state);
 }
-
-/* About the batch that gw_take or gw_take_these has just begun. predicted_ns: 0 = unknown. */
-void gw_note_batch(gw_port *port, uint64_t predicted_ns, uint64_t tokens, uint64_t padded_tokens) {
-    gw_stats *stats = &port->header->stats;
-    port->predicted_ns = predicted_ns;
-    if (predicted_ns) WRITE(&port->header->free_at_ns, gw_now() + predicted_ns);
-    GW_TALLY(&stats->tokens, tokens);
-    GW_TALLY(&stats->padded_tokens, padded_tokens);
-}

@@ -25,7 +25,7 @@
 #include <stdint.h>
 
 #define GW_MAGIC 0x676b72777570676bull
-#define GW_VERSION 3u
+#define GW_VERSION 4u
 #define GW_LINE 64
 #define GW_MAX_CAPACITY 4096
 #define GW_MAX_PARTICIPANTS 1024 /* the word has 13 bits; the space bitmap below has this many */
@@ -78,6 +78,8 @@ typedef struct {
     gw_histogram queue_wait, batch_wait, run;
 } gw_stats;
 
+#define GW_EXECUTION 32 /* words that a TensorHandler's owner counts in: gpuworker/segment/execution.py */
+
 /* One length bucket as its owner last saw it, for frontends that forecast (forecast.c). All of it hints: words are read one by one. */
 typedef struct {
     _Alignas(GW_LINE) _Atomic uint64_t length;         /* longest request it takes */
@@ -128,6 +130,7 @@ typedef struct {
     gw_lane lane[GW_LANES];
     _Alignas(GW_LINE) gw_stats stats;
     _Alignas(GW_LINE) gw_client_stats departed;
+    _Alignas(GW_LINE) _Atomic uint64_t execution[GW_EXECUTION]; /* written by the owner from time to time */
 } gw_header;
 
 typedef struct {

@@ -1,121 +1,9 @@
-/* The owner's half of the ring: collect, take, answer. */
+/* The owner's half of the ring: take, answer, refuse. */
 #define _GNU_SOURCE
 #include "ring.h"
 #include "failpoints.h"
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
-
-static int any_ready(const gw_port *port) {
-    for (uint32_t i = 0; i < gw_ready_words(port); i++)
-        if (atomic_load_explicit(&port->header->ready[i], memory_order_seq_cst)) return 1;
-    return 0;
-}
-
-/* Room for the backlog; call once, before the first gw_collect. */
-int gw_open_backlog(gw_port *port) {
-    if (!port->backlog) port->backlog = calloc(2 * (size_t)port->capacity, sizeof *port->backlog);
-    if (!port->in_backlog) port->in_backlog = malloc(port->capacity * sizeof *port->in_backlog);
-    if (!port->running) port->running = malloc(port->capacity * sizeof *port->running);
-    if (!port->arrived) port->arrived = calloc(2 * (size_t)port->capacity, sizeof *port->arrived);
-    if (!port->aside) port->aside = calloc(2 * (size_t)port->capacity, sizeof *port->aside);
-    if (!port->gone) port->gone = calloc(2 * (size_t)port->capacity, sizeof *port->gone);
-    if (!port->backlog || !port->in_backlog || !port->running || !port->arrived || !port->gone || !port->aside) return -ENOMEM;
-    for (uint32_t i = 0; i < port->capacity; i++) port->in_backlog[i] = port->running[i] = GW_NO_TICKET;
-    return 0;
-}
-
-const gw_item *gw_backlog(const gw_port *port) { return port->backlog; }
-
-/* Drops from the backlog what was cancelled, expired or reaped since, so that a decision counts live requests only. in_backlog is asked too: a hostile
- * word may go back and forth between two lives, and each would stay. */
-static void purge(gw_port *port) {
-    uint32_t kept = 0;
-    for (uint32_t k = 0; k < port->queued; k++) {
-        gw_item item = port->backlog[k];
-        uint32_t i = gw_slot_of((int64_t)item.ticket);
-        uint64_t word = GW_LOAD(&port->slots[i].word);
-        if (gw_phase_of(word) == GW_READY && gw_generation_of(word) == gw_life_of((int64_t)item.ticket) && port->in_backlog[i] == item.ticket)
-            port->backlog[kept++] = item;
-        else if (port->keeps_news && port->in_backlog[i] == item.ticket && port->departures < 2 * port->capacity)
-            port->gone[port->departures++] = item.ticket;
-    }
-    port->queued = kept;
-}
-
-/* Moves newly published requests into the backlog, which stays sorted by enqueue time; they come nearly in that order. A life of a slot enters it once,
- * however often its bit is set (in_backlog), so a slot has at most its present life there and one that ended since the purge: 2 * capacity suffices. */
-static void drain_ready_bits(gw_port *port) {
-    uint64_t now = 0;
-    for (uint32_t group = 0; group < gw_ready_words(port); group++) {
-        _Atomic uint64_t *ready = &port->header->ready[group];
-        if (!atomic_load_explicit(ready, memory_order_relaxed)) continue;
-        uint64_t bits = atomic_exchange_explicit(ready, 0, memory_order_acquire);
-        GW_POINT(collect_exchanged);
-        for (; bits; bits &= bits - 1) {
-            uint32_t i = group * 64 + (uint32_t)__builtin_ctzll(bits);
-            if (i >= port->capacity) break;
-            gw_slot *slot = &port->slots[i];
-            uint64_t word = GW_LOAD(&slot->word);        /* pairs with the release in gw_publish */
-            uint64_t ticket = (uint64_t)gw_ticket(word, i);
-            if (gw_phase_of(word) != GW_READY || port->in_backlog[i] == ticket) continue; /* cancelled or reaped since; or a hostile bit */
-            port->in_backlog[i] = ticket;
-            GW_POINT(collect_entered);
-            gw_item item = {ticket, GW_PEEK(&slot->enqueue_ns), GW_PEEK(&slot->deadline_ns), GW_PEEK(&slot->terms), gw_participant_of(word)};
-            if (now < item.enqueue_ns) now = gw_now(); /* published since we began */
-            slot->collect_ns = now;
-            uint32_t k = port->queued++;
-            for (; k > 0 && port->backlog[k - 1].enqueue_ns > item.enqueue_ns; k--) port->backlog[k] = port->backlog[k - 1];
-            port->backlog[k] = item;
-            if (port->keeps_news && port->arrivals < 2 * port->capacity) port->arrived[port->arrivals++] = item;
-        }
-    }
-}
-
-int gw_collect(gw_port *port, uint64_t until_ns) {
-    port->arrivals = port->departures = 0;
-    purge(port);
-    uint32_t before = port->queued;
-    drain_ready_bits(port);
-    if (port->queued != before || !until_ns) return (int)port->queued;
-    GW_POINT(collect_empty);
-    gw_header *header = port->header;
-    uint64_t start = gw_now();
-    if (start >= until_ns) return (int)port->queued;
-    int interrupted = 0, slept = !gw_spin_until(port, &port->request_spin, header->ready, gw_ready_words(port), 0, until_ns);
-    if (!slept) {
-        GW_TALLY(&header->stats.spins, 1);
-    } else { /* the owner's side of the doorbell, wake.c */
-        uint32_t seen = atomic_load_explicit(&header->bell, memory_order_seq_cst); /* O1 */
-        GW_POINT(collect_seen);
-        atomic_store_explicit(&header->owner_asleep, 1, memory_order_seq_cst);     /* O2 */
-        GW_POINT(collect_asleep);
-        if (!any_ready(port)) {                                                    /* O3 */
-            GW_POINT(collect_parking);
-            GW_TALLY(&header->stats.parks, 1);
-            long result = gw_futex_wait(&header->bell, seen, until_ns); /* O4 */
-            GW_POINT(collect_woken);
-            interrupted = result == -EINTR;
-            if (result == -ETIMEDOUT && any_ready(port)) GW_TALLY(&header->stats.late_wakes, 1);
-        }
-        atomic_store_explicit(&header->owner_asleep, 0, memory_order_relaxed); /* O5 */
-        GW_POINT(collect_awake);
-    }
-    purge(port);
-    before = port->queued;
-    drain_ready_bits(port);
-    for (uint32_t k = 0; slept && port->queued != before && k < port->queued; k++)
-        if (port->backlog[k].enqueue_ns >= start) { /* the earliest arrival since we began to wait */
-            gw_spin_learn(&port->request_spin, port->backlog[k].enqueue_ns - start);
-            break;
-        }
-    return interrupted && !port->queued ? -EINTR : (int)port->queued;
-}
-
-static gw_slot *slot_at(gw_port *port, int64_t ticket) {
-    uint32_t i = gw_slot_of(ticket);
-    return ticket < 0 || i >= port->capacity ? NULL : &port->slots[i];
-}
 
 /* READY -> RUNNING for one life. The word on success, else 0. */
 static uint64_t take(gw_slot *slot, int64_t ticket) {
@@ -161,39 +49,6 @@ static void expire(gw_port *port, gw_slot *slot, int64_t ticket) {
     if (gw_end(port, slot, ticket) == 1) GW_COUNT(&port->header->stats.expired, -1ull); /* its frontend was faster, and counts it */
 }
 
-/* Brings those `count` of the backlog to its front that are to go, in order: the first ones; but a participant that would get less than a quarter of its even
- * share of these and the next three batches, although it has more, gets a quarter of its even share of these, and at least one. So one that has queued a
- * thousand does not keep the others waiting. Twin of gpuworker/scheduling/fairness.py. */
-#define GW_FAIR_BATCHES 4
-static void fair_front(gw_port *port, uint32_t count) {
-    static _Thread_local uint16_t has[GW_MAX_PARTICIPANTS + 1], soon[GW_MAX_PARTICIPANTS + 1], owed[GW_MAX_PARTICIPANTS + 1];
-    if (!count || port->queued <= GW_FAIR_BATCHES * count) return;
-    uint32_t clients = 0, total = 0;
-    memset(has, 0, sizeof has);
-    memset(soon, 0, sizeof soon);
-    for (uint32_t k = 0; k < port->queued; k++) {
-        uint32_t who = port->backlog[k].participant % (GW_MAX_PARTICIPANTS + 1);
-        clients += !has[who];
-        has[who]++;
-        soon[who] += k < GW_FAIR_BATCHES * count;
-    }
-    uint32_t share = count / 4 / clients ? count / 4 / clients : 1;
-    for (uint32_t who = 0; who <= GW_MAX_PARTICIPANTS; who++) {
-        int is_owed = soon[who] < has[who] && soon[who] * 4 * clients < GW_FAIR_BATCHES * count;
-        owed[who] = !is_owed ? UINT16_MAX : (uint16_t)(share < has[who] ? share : has[who]);
-        if (is_owed) total += owed[who];
-    }
-    if (!total) return;
-    uint32_t room = count > total ? count - total : 0, front = 0, back = 0;
-    for (uint32_t k = 0; k < port->queued; k++) {
-        uint16_t *left = &owed[port->backlog[k].participant % (GW_MAX_PARTICIPANTS + 1)];
-        int goes = front < count && (*left == UINT16_MAX ? room && room-- : *left && (*left)--);
-        if (goes) port->backlog[front++] = port->backlog[k];
-        else port->aside[back++] = port->backlog[k];
-    }
-    memcpy(port->backlog + front, port->aside, back * sizeof *port->backlog);
-}
-
 /* Whether a described request claims more than there is. */
 static int exceeds(const gw_port *port, uint64_t request) {
     uint64_t total = gw_total_of(request), room = gw_kind_of(request) & GW_KIND_SPILLED ? port->max_payload_bytes : port->request_bytes;
@@ -205,10 +60,11 @@ enum taken { TAKEN, LEFT_OUT, NOT_YET };
 /* Takes one request into the batch that has `n`: LEFT_OUT if it was cancelled, or has expired and is answered. Its ticket and its request as described by the
  * frontend go to `pair`, copied once and checked against the area: UINT64_MAX when it claims more than there is. */
 static enum taken take_one(gw_port *port, int64_t ticket, int n, uint64_t now, uint64_t *pair) {
-    gw_slot *slot = slot_at(port, ticket);
+    gw_slot *slot = gw_slot_at(port, ticket);
     if (!slot) return LEFT_OUT;
-    /* One that was running when an owner died is a batch of its own: if it is what kills owners, it takes nobody else's attempts with it. */
-    if (n && GW_PEEK(&slot->attempts)) return NOT_YET;
+    /* One that was running when an owner died is a batch of its own, with no other on its way: if it is what kills owners, it takes nobody else's attempts
+     * with it. */
+    if ((n || gw_batches_running(port)) && GW_PEEK(&slot->attempts)) return NOT_YET;
     uint64_t noted = port->running ? GW_PEEK(&port->running[gw_slot_of(ticket)]) : GW_NO_TICKET;
     note_running(port, ticket, (uint64_t)ticket); /* before the word says so, see is_stray */
     if (!take(slot, ticket)) { /* a ticket of an earlier life: the present one may be running already */
@@ -233,23 +89,21 @@ static enum taken take_one(gw_port *port, int64_t ticket, int n, uint64_t now, u
     return TAKEN;
 }
 
-static void begin_batch(gw_port *port, int n, uint32_t reason, uint64_t now) {
-    port->batch_size = (uint32_t)n;
-    port->batch_reason = reason;
-    port->predicted_ns = 0;
+static int is_suspect(const gw_port *port, uint64_t ticket) { return GW_PEEK(&port->slots[gw_slot_of((int64_t)ticket)].attempts) != 0; }
+
+static void begin(gw_port *port, int n, uint32_t reason, uint64_t now, const uint64_t *taken) {
     GW_POINT(take_all);
-    if (n) atomic_store_explicit(&port->header->batch_started_ns, now, memory_order_relaxed);
+    if (n) gw_begin_batch(port, (gw_batch){taken[0], 0, (uint32_t)n, reason, (uint32_t)is_suspect(port, taken[0])}, now);
     GW_POINT(take_stamped);
 }
-
-static int is_suspect(const gw_port *port, uint64_t ticket) { return GW_PEEK(&port->slots[gw_slot_of((int64_t)ticket)].attempts) != 0; }
 
 /* Takes up to `count` requests from the front of the backlog and begins a batch of them. -> n; `taken`: n pairs, see take_one. */
 int gw_take(gw_port *port, int count, uint32_t reason, uint64_t *taken) {
     uint64_t now = gw_now();
     int n = 0;
     uint32_t k = 0;
-    if (port->fair && count > 0) fair_front(port, (uint32_t)count);
+    if (port->fair && count > 0) gw_fair_front(port, (uint32_t)count);
+    if (gw_runs_alone(port)) return 0;
     while (k < port->queued && n < count) {
         enum taken result = take_one(port, (int64_t)port->backlog[k].ticket, n, now, taken + 2 * n);
         if (result == NOT_YET) break;
@@ -258,7 +112,7 @@ int gw_take(gw_port *port, int count, uint32_t reason, uint64_t *taken) {
     }
     port->queued -= k;
     memmove(port->backlog, port->backlog + k, port->queued * sizeof *port->backlog);
-    begin_batch(port, n, reason, now);
+    begin(port, n, reason, now, taken);
     return n;
 }
 
@@ -266,35 +120,18 @@ int gw_take(gw_port *port, int count, uint32_t reason, uint64_t *taken) {
 int gw_take_these(gw_port *port, const uint64_t *tickets, int count, uint32_t reason, uint64_t *taken) {
     uint64_t now = gw_now();
     int n = 0;
-    for (int k = 0; k < count; k++) {
+    for (int k = 0; k < count && !gw_runs_alone(port); k++) {
         enum taken result = take_one(port, (int64_t)tickets[k], n, now, taken + 2 * n);
         if (result == NOT_YET) continue;
         if (result == TAKEN && is_suspect(port, taken[2 * n++])) break;
     }
-    begin_batch(port, n, reason, now);
+    begin(port, n, reason, now, taken);
     return n;
-}
-
-/* For a request that was chosen and not taken: it arrives anew, if it is READY still. */
-int gw_put_back(gw_port *port, int64_t ticket) {
-    gw_slot *slot = slot_at(port, ticket);
-    uint32_t i = gw_slot_of(ticket);
-    if (!slot || port->in_backlog[i] != (uint64_t)ticket) return -ESTALE;
-    port->in_backlog[i] = GW_NO_TICKET;
-    atomic_fetch_or_explicit(&port->header->ready[i / 64], 1ull << (i % 64), memory_order_seq_cst);
-    return 0;
-}
-
-int gw_news(const gw_port *port, const gw_item **arrived, const uint64_t **gone, int *departures) {
-    *arrived = port->arrived;
-    *gone = port->gone;
-    *departures = (int)port->departures;
-    return (int)port->arrivals;
 }
 
 /* RUNNING -> READY: taken, but not run after all. */
 int gw_untake(gw_port *port, int64_t ticket) {
-    gw_slot *slot = slot_at(port, ticket);
+    gw_slot *slot = gw_slot_at(port, ticket);
     if (!slot) return -EINVAL;
     note_running(port, ticket, GW_NO_TICKET);
     uint64_t word = GW_LOAD(&slot->word);
@@ -311,21 +148,21 @@ int gw_untake(gw_port *port, int64_t ticket) {
 }
 
 /* Whether the ticket was taken and not answered: RUNNING or ABANDONED, which nobody but the owner ends. */
-static int is_taken(const gw_slot *slot, int64_t ticket) {
+int gw_is_taken(const gw_slot *slot, int64_t ticket) {
     uint64_t word = GW_LOAD(&slot->word);
     return gw_generation_of(word) == gw_life_of(ticket) && (gw_phase_of(word) == GW_RUNNING || gw_phase_of(word) == GW_ABANDONED);
 }
 
-/* Publishes the response that the slot now holds. 0, or 1 if the request had been abandoned. */
-static int answer(gw_port *port, gw_slot *slot, int64_t ticket) {
+/* Publishes the response that the slot now holds. 0, or 1 if the request had been abandoned. `batch`: not counted yet, see gw_batch_done. */
+static int answer(gw_port *port, gw_slot *slot, int64_t ticket, gw_batch *batch) {
     gw_stats *stats = &port->header->stats;
     uint64_t now = gw_now();
     slot->done_ns = now;
     GW_POINT(answer_stamped);
     /* Everything is counted before it is published: a caller that has its answer finds it in the statistics. */
-    if (port->batch_size) { /* the first answer of a batch ends its run */
-        gw_batch_done(port, port->batch_size, port->batch_reason, now - slot->dispatch_ns);
-        port->batch_size = 0;
+    if (batch->size) { /* the first answer of a batch ends its run */
+        gw_batch_done(port, batch, now - slot->dispatch_ns, now);
+        batch->size = 0;
     }
     gw_observe(&stats->queue_wait, slot->collect_ns - GW_PEEK(&slot->enqueue_ns));
     gw_observe(&stats->batch_wait, slot->dispatch_ns - slot->collect_ns);
@@ -347,10 +184,10 @@ static int answer(gw_port *port, gw_slot *slot, int64_t ticket) {
 /* Copies a response into its area. Not published yet: until gw_finish the request areas of the whole batch stay as they are, as a handler may return views
  * of any of them. -EMSGSIZE: it does not fit, nothing happened. */
 int gw_respond(gw_port *port, int64_t ticket, uint32_t kind, const void *meta, uint32_t meta_bytes, const void *data, uint64_t data_bytes) {
-    gw_slot *slot = slot_at(port, ticket);
+    gw_slot *slot = gw_slot_at(port, ticket);
     uint64_t from = gw_align(meta_bytes), total = from + data_bytes;
     if (!slot) return -EINVAL;
-    if (!is_taken(slot, ticket)) return -ESTALE;
+    if (!gw_is_taken(slot, ticket)) return -ESTALE;
     if (total > port->response_bytes || meta_bytes > GW_MAX_META) return -EMSGSIZE;
     char *area = gw_response_area(port, gw_slot_of(ticket));
     if (meta_bytes) memcpy(area, meta, meta_bytes);
@@ -363,32 +200,34 @@ int gw_respond(gw_port *port, int64_t ticket, uint32_t kind, const void *meta, u
 
 /* The same for a response that was written in place, or to a spill file. */
 int gw_responded(gw_port *port, int64_t ticket, uint64_t response) {
-    gw_slot *slot = slot_at(port, ticket);
+    gw_slot *slot = gw_slot_at(port, ticket);
     if (!slot) return -EINVAL;
-    if (!is_taken(slot, ticket)) return -ESTALE;
+    if (!gw_is_taken(slot, ticket)) return -ESTALE;
     GW_POINT(responded_checked);
     slot->response = response;
     return 0;
 }
 
-/* Publishes the responses of a batch; `taken` as gw_take left it: pairs that begin with the ticket. -> how many requests had been abandoned. */
+/* Publishes the responses of a batch; `taken` as gw_take left it: pairs that begin with the ticket. Batches on their way end in the order in which they began.
+ * -> how many requests had been abandoned. */
 int gw_finish(gw_port *port, const uint64_t *taken, int n) {
     int abandoned = 0;
+    gw_batch batch = gw_end_batch(port, n > 0 ? taken[0] : GW_NO_TICKET);
     for (int k = 0; k < n; k++) {
         int64_t ticket = (int64_t)taken[2 * k];
-        gw_slot *slot = slot_at(port, ticket);
+        gw_slot *slot = gw_slot_at(port, ticket);
         if (!slot) continue;
-        if (is_taken(slot, ticket)) abandoned += answer(port, slot, ticket) == 1;
+        if (gw_is_taken(slot, ticket)) abandoned += answer(port, slot, ticket, &batch) == 1;
         note_running(port, ticket, GW_NO_TICKET);
     }
-    if (GW_PEEK(&port->header->batch_started_ns)) atomic_store_explicit(&port->header->batch_started_ns, 0, memory_order_relaxed); /* nothing was left to answer */
+    if (batch.size) gw_stamp_running(port, gw_now()); /* nothing was left to answer */
     return abandoned;
 }
 
 /* The request of a ticket that is READY, as described, for a look at its area before it is taken: which a frontend may cancel and fill anew meanwhile. -ESTALE,
  * or -EILSEQ when it claims more than there is. */
 int64_t gw_peek(gw_port *port, int64_t ticket) {
-    gw_slot *slot = slot_at(port, ticket);
+    gw_slot *slot = gw_slot_at(port, ticket);
     if (!slot) return -EINVAL;
     uint64_t word = GW_LOAD(&slot->word), request = GW_PEEK(&slot->request) & INT64_MAX;
     if (gw_generation_of(word) != gw_life_of(ticket) || gw_phase_of(word) != GW_READY) return -ESTALE;
@@ -398,7 +237,7 @@ int64_t gw_peek(gw_port *port, int64_t ticket) {
 /* The owner is about to look at a queued request with the user's own code (its length). That counts as an attempt, and as time of a batch, until gw_end_look: if it
  * kills or hangs owners, the next one is not to do it again and again (see gw_recover). -> attempts before, or -ESTALE. */
 int gw_begin_look(gw_port *port, int64_t ticket) {
-    gw_slot *slot = slot_at(port, ticket);
+    gw_slot *slot = gw_slot_at(port, ticket);
     if (!slot) return -EINVAL;
     uint64_t word = GW_LOAD(&slot->word);
     if (gw_generation_of(word) != gw_life_of(ticket) || gw_phase_of(word) != GW_READY) return -ESTALE;
@@ -408,15 +247,15 @@ int gw_begin_look(gw_port *port, int64_t ticket) {
 
 /* Its frontend may have withdrawn it meanwhile, and whoever claimed the slot then has set the attempts to 0: that stays. */
 void gw_end_look(gw_port *port, int64_t ticket, int before) {
-    gw_slot *slot = slot_at(port, ticket);
+    gw_slot *slot = gw_slot_at(port, ticket);
     uint32_t counted = (uint32_t)before + 1;
     if (slot) atomic_compare_exchange_strong_explicit(&slot->attempts, &counted, (uint32_t)before, memory_order_relaxed, memory_order_relaxed);
-    atomic_store_explicit(&port->header->batch_started_ns, 0, memory_order_relaxed);
+    atomic_store_explicit(&port->header->batch_started_ns, gw_batches_running(port) ? port->running_since_ns : 0, memory_order_relaxed);
 }
 
 /* READY -> DONE without running. */
 int gw_refuse_with(gw_port *port, int64_t ticket, uint32_t kind, const void *data, uint32_t bytes) {
-    gw_slot *slot = slot_at(port, ticket);
+    gw_slot *slot = gw_slot_at(port, ticket);
     if (bytes > GW_MAX_REFUSAL || bytes > port->response_bytes) return -EMSGSIZE;
     if (!slot || !take(slot, ticket)) return -ESTALE;
     GW_POINT(refuse_taken);

@@ -14,6 +14,10 @@ typedef struct { _Atomic uint32_t score, skip, backoff, waits; } gw_spinner;
 /* One collected request, as the owner's queue knows it. */
 typedef struct gw_item { uint64_t ticket, enqueue_ns, deadline_ns, terms, participant; } gw_item;
 
+/* A batch on its way: its first ticket, predicted run time (0: unknown), size, reason, and whether nothing else may be on its way with it. */
+typedef struct gw_batch { uint64_t first, predicted_ns; uint32_t size, reason, alone; } gw_batch;
+#define GW_MAX_DEPTH 8
+
 /* One process's own view of one segment: validated geometry, its place among the participants, what it holds. Process-local. */
 typedef struct gw_port {
     gw_header *header;
@@ -33,14 +37,17 @@ typedef struct gw_port {
     gw_item *backlog;                 /* the owner's: requests collected and not taken, sorted by enqueue time */
     uint64_t *in_backlog;             /* by slot: the ticket that entered the backlog last, or none once it is taken */
     _Atomic uint64_t *running;        /* by slot: the ticket that gw_take took and gw_finish or gw_untake has not ended, or none */
-    uint32_t queued, batch_size, batch_reason;
+    uint32_t queued;
     uint32_t fair, keeps_news;        /* see gw_set_scheduling, gw_news */
     gw_item *aside;                   /* room for fair_front */
     gw_item *arrived;                 /* what entered the backlog, and the tickets that left it without being taken, since gw_collect was called last */
     uint64_t *gone;
     uint32_t arrivals, departures;
     uint64_t budget_ns;               /* the owner's own: a frontend cannot change it */
-    uint64_t predicted_ns;            /* of the batch that is being run; 0 = unknown */
+    gw_batch batches[GW_MAX_DEPTH];   /* on their way, see batch.c: those from `ended` to `begun`, modulo GW_MAX_DEPTH */
+    uint32_t begun, ended;
+    uint64_t running_since_ns;        /* since when the oldest of them has had the device */
+    _Atomic uint32_t nudged;          /* gw_nudge was called, and the owner has not looked since */
     uint64_t serial;                  /* tells ports apart, also when memory is used again */
     struct gw_port *next;             /* list for the fork handler */
 } gw_port;
@@ -84,7 +91,7 @@ int gw_phase(gw_port *port, int64_t ticket);
 int64_t gw_unsettled(gw_port *port);                                /* see ring.c */
 
 /* Owner (owner.c, recovery.c). One thread forms and finishes batches; gw_expire and gw_reap may run in one other thread. */
-int gw_open_backlog(gw_port *port);
+int gw_open_backlog(gw_port *port);                                 /* queue.c */
 const gw_item *gw_backlog(const gw_port *port);                      /* what is collected and not taken, oldest first */
 int gw_collect(gw_port *port, uint64_t until_ns);                   /* waits for something new -> length of the backlog | -EINTR */
 int gw_take(gw_port *port, int count, uint32_t reason, uint64_t *taken);             /* -> n; taken: n pairs of ticket, described request */
@@ -107,6 +114,7 @@ int gw_reap(gw_port *port, uint32_t participant);
 int gw_free_strays(gw_port *port);
 int gw_recover(gw_port *port, uint32_t max_attempts, uint32_t kind);
 void gw_count_alive(gw_port *port);
+void gw_nudge(gw_port *port);                                       /* ends the owner's gw_collect, or its next one; for the owner's other threads */
 void gw_bell(gw_port *port);                                        /* wakes the owner's gw_collect, e.g. to stop */
 void gw_wake_all(gw_port *port);                                    /* wakes every waiting frontend, to look at the owner's state */
 int gw_count(gw_port *port, uint32_t phase);
@@ -129,6 +137,8 @@ uint32_t gw_next_participant(const gw_port *port, uint32_t participant);
 int gw_read_participant(const gw_port *port, uint32_t participant, gw_participant_view *out);
 int gw_read_stats(const gw_port *port, uint64_t *owner, int owner_words, uint64_t *clients, int client_words);
 int gw_read_note(const gw_port *port, char *out, uint32_t bytes);
+void gw_publish_execution(gw_port *port, const uint64_t *words, uint32_t n);
+void gw_read_execution(const gw_port *port, uint64_t out[GW_EXECUTION]);
 void gw_set_owner(gw_port *port, int64_t pid, uint64_t start_ticks, uint64_t pid_namespace);
 void gw_set_supervisor(gw_port *port, int64_t pid, uint64_t start_ticks, uint64_t pid_namespace);
 enum gw_event { GW_RESTARTED = 0, GW_RELOADED, GW_RELOAD_FAILED };
@@ -138,7 +148,7 @@ void gw_set_policy(gw_port *port, uint32_t on_full, uint32_t wake, uint32_t quot
 int gw_set_info(gw_port *port, const char *info, uint32_t bytes);
 void gw_set_wake(gw_port *port, uint32_t wake);
 void gw_heartbeat(gw_port *port, uint64_t now_ns);
-void gw_batch_done(gw_port *port, uint32_t size, uint32_t reason, uint64_t run_ns);
+void gw_batch_done(gw_port *port, const gw_batch *batch, uint64_t run_ns, uint64_t now_ns);
 void gw_count_client(gw_port *port, uint32_t outcome);
 uint64_t gw_retry_after_ns(const gw_port *port);
 
@@ -169,6 +179,13 @@ void gw_semaphore_claimed(_Atomic uint32_t *semaphore);
 uint32_t gw_semaphore_declare(_Atomic uint32_t *semaphore);
 int gw_semaphore_sleep(_Atomic uint32_t *semaphore, uint32_t seen, uint64_t until_ns);
 int gw_end(gw_port *port, gw_slot *slot, int64_t ticket); /* of a run; see owner.c */
+int gw_is_taken(const gw_slot *slot, int64_t ticket);
+void gw_fair_front(gw_port *port, uint32_t count);        /* queue.c */
+void gw_begin_batch(gw_port *port, gw_batch batch, uint64_t now_ns); /* batch.c */
+gw_batch gw_end_batch(gw_port *port, uint64_t first);
+void gw_stamp_running(gw_port *port, uint64_t since_ns);
+static inline int gw_batches_running(const gw_port *port) { return (int)(port->begun - port->ended); }
+static inline int gw_runs_alone(const gw_port *port) { return gw_batches_running(port) && port->batches[(port->begun - 1) % GW_MAX_DEPTH].alone; }
 void gw_ring_doorbell(gw_port *port);
 void gw_space_wake(gw_port *port);
 int gw_spin_until(gw_port *port, gw_spinner *spinner, const _Atomic uint64_t *words, uint32_t n, uint64_t wanted, uint64_t until_ns);
@@ -187,6 +204,9 @@ void gw_spin_learn(gw_spinner *spinner, uint64_t ns);
 
 static inline uint32_t gw_ready_words(const gw_port *port) { return (port->capacity + 63) / 64; }
 static inline uint32_t gw_slot_of(int64_t ticket) { return (uint32_t)ticket & ((1u << GW_SLOT_BITS) - 1); }
+static inline gw_slot *gw_slot_at(const gw_port *port, int64_t ticket) { /* NULL: no such slot */
+    return ticket < 0 || gw_slot_of(ticket) >= port->capacity ? NULL : &port->slots[gw_slot_of(ticket)];
+}
 static inline uint64_t gw_life_of(int64_t ticket) { return (uint64_t)ticket >> GW_SLOT_BITS; }
 static inline int64_t gw_ticket(uint64_t word, uint32_t slot) { return (int64_t)(gw_generation_of(word) << GW_SLOT_BITS | slot); }
 static inline char *gw_request_area(const gw_port *port, uint32_t slot) {

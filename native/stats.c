@@ -112,6 +112,15 @@ int gw_read_stats(const gw_port *port, uint64_t *owner, int owner_words, uint64_
     return 0;
 }
 
+/* The owner's counters, of which it keeps the originals: words are stored one by one. */
+void gw_publish_execution(gw_port *port, const uint64_t *words, uint32_t n) {
+    for (uint32_t i = 0; i < n && i < GW_EXECUTION; i++) WRITE(&port->header->execution[i], words[i]);
+}
+
+void gw_read_execution(const gw_port *port, uint64_t out[GW_EXECUTION]) {
+    for (uint32_t i = 0; i < GW_EXECUTION; i++) out[i] = READ(&port->header->execution[i]);
+}
+
 void gw_set_owner(gw_port *port, int64_t pid, uint64_t start_ticks, uint64_t pid_namespace) {
     WRITE(&port->header->started_ns, gw_now());
     write_identity(&port->header->epoch, &port->header->owner, (gw_identity){pid, start_ticks, pid_namespace});
@@ -161,23 +170,25 @@ static void track(_Atomic uint64_t *mean, uint64_t value) {
     WRITE(mean, old ? old - old / 8 + value / 8 : value);
 }
 
-void gw_batch_done(gw_port *port, uint32_t size, uint32_t reason, uint64_t run_ns) {
+/* run_ns: since its dispatch, as its requests see it. A prediction is about the time for which it had the device. */
+void gw_batch_done(gw_port *port, const gw_batch *batch, uint64_t run_ns, uint64_t now_ns) {
     gw_header *h = port->header;
-    WRITE(&h->batch_started_ns, 0);
+    uint32_t size = batch->size;
+    uint64_t alone_ns = now_ns - port->running_since_ns < run_ns ? now_ns - port->running_since_ns : run_ns;
+    gw_stamp_running(port, now_ns);
     GW_POINT(batch_unstamped);
     uint32_t bucket = size < 64 ? size : 64u + 31u - (uint32_t)__builtin_clz(size) - 6u;
     GW_TALLY(&h->stats.batches, 1);
-    GW_TALLY(&h->stats.reasons[reason % GW_REASONS], 1);
+    GW_TALLY(&h->stats.reasons[batch->reason % GW_REASONS], 1);
     GW_TALLY(&h->stats.batch_sizes[bucket < GW_BUCKETS ? bucket : GW_BUCKETS - 1], 1);
     gw_observe(&h->stats.run, run_ns);
-    if (port->predicted_ns) {
+    if (batch->predicted_ns) {
         GW_TALLY(&h->stats.predicted, 1);
-        GW_TALLY(&h->stats.predicted_ns, port->predicted_ns);
-        GW_TALLY(&h->stats.ran_ns, run_ns);
-        GW_TALLY(&h->stats.overruns, run_ns > port->predicted_ns);
-        WRITE(&h->free_at_ns, 0);
+        GW_TALLY(&h->stats.predicted_ns, batch->predicted_ns);
+        GW_TALLY(&h->stats.ran_ns, alone_ns);
+        GW_TALLY(&h->stats.overruns, alone_ns > batch->predicted_ns);
     }
-    track(&h->run_mean_ns, run_ns);
+    track(&h->run_mean_ns, alone_ns);
 }
 
 void gw_count_client(gw_port *port, uint32_t outcome) {

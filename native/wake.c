@@ -69,6 +69,13 @@ void gw_bell(gw_port *port) {
     gw_futex_wake(&port->header->bell, 1);                                   /* P4 */
 }
 
+/* Ends the owner's wait in gw_collect, or its next one, also when nothing has arrived. From any thread of the owner's process. `nudged` is to the owner as a ready
+ * bit is: set (P1) before its flag is read (P2), scanned (O3) after the flag is set (O2). */
+void gw_nudge(gw_port *port) {
+    atomic_store_explicit(&port->nudged, 1, memory_order_seq_cst);
+    gw_ring_doorbell(port);
+}
+
 void gw_space_wake(gw_port *port) {
     /* Pairs with the sleeper in gw_claim_wait: it sets its bit, then scans; we freed a slot, then look. Both seq_cst, so one sees the other. */
     for (uint32_t i = 0; i < GW_MAX_PARTICIPANTS / 64; i++) {
@@ -115,12 +122,12 @@ static void back_off(gw_spinner *spinner) {
 
 /* Spins as the port's wake mode says until one of the words is `wanted` (or, for 0, any is not zero). 1 if seen; 0: sleep now. */
 int gw_spin_until(gw_port *port, gw_spinner *spinner, const _Atomic uint64_t *words, uint32_t n, uint64_t wanted, uint64_t until_ns) {
-    if (seen_among(words, n, wanted)) return 1;
+    if (seen_among(words, n, wanted) || GW_PEEK(&port->nudged)) return 1;
     if (!should_spin(port, spinner)) return 0;
     int looks = LOOKS_A_ROUND;
     for (int spent = 0;;) {
         for (int i = 0; i < looks; i++) {
-            if (seen_among(words, n, wanted)) {
+            if (seen_among(words, n, wanted) || GW_PEEK(&port->nudged)) {
                 uint32_t backoff = atomic_load_explicit(&spinner->backoff, memory_order_relaxed);
                 if (backoff && spent) /* it yielded, and got the core back: nobody keeps it now */
                     atomic_store_explicit(&spinner->backoff, backoff / 2, memory_order_relaxed);

@@ -83,6 +83,11 @@ class JointBudget:
         bucket.arrivals.add(request.enqueue_ns)
         bucket.add(request, self.due_ns(request))
 
+    def put_back(self, requests: Sequence[Queued]) -> None:
+        """They were in a batch that `decide` has returned, and are not run now after all."""
+        for request in requests:
+            self.bucket_of(request.length).add(request, self.due_ns(request))
+
     def due_ns(self, request: Queued) -> int:
         """When its answer has to be there; without a budget, when it is to be there as far as that is possible."""
         if self.budget_ns is None:

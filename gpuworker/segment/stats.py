@@ -9,6 +9,7 @@ from typing import Any
 
 from gpuworker._native import ffi, lib
 from gpuworker.scheduling.decision import Reason
+from gpuworker.segment.execution import Execution
 from gpuworker.segment.segment import Segment, state_name
 
 _BUCKETS: int = lib.GW_BUCKETS
@@ -107,6 +108,8 @@ class Stats:
     wake: Histogram
     handler: str
     options: dict[str, Any]
+    execution: Execution | None = None
+    """Of a TensorHandler that has run a batch."""
 
     @classmethod
     def of(cls, name: str) -> Stats:
@@ -190,6 +193,7 @@ class Stats:
             wake=wake,
             handler=info.get("handler", ""),
             options=info.get("options", {}),
+            execution=Execution.of(_execution(segment)),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -204,6 +208,12 @@ def _info(segment: Segment) -> dict[str, Any]:
         return {key: info[key] for key, kind in (("handler", str), ("options", dict)) if isinstance(info[key], kind)}
     except (ValueError, RecursionError, TypeError, KeyError):
         return {}
+
+
+def _execution(segment: Segment) -> list[int]:
+    words = ffi.new("uint64_t[]", lib.GW_EXECUTION)
+    lib.gw_read_execution(segment.port, words)
+    return list(words)
 
 
 def _clients(segment: Segment) -> tuple[ClientView, ...]:

@@ -25,14 +25,16 @@ def run(run_batch: RunBatch, requests: list[Any], isolate_errors: bool, log: Cal
         raise
     except BaseException as error:  # also GeneratorExit, CancelledError and the like: they are about the batch, not about the owner
         log(error, len(requests))
-        count = len(requests)
-        if not isolate_errors or count == 1 or isinstance(error, BatchSizeMismatch):
-            return [error] * count
-        return _isolate(run_batch, requests, error)
+        if not isolate_errors or isinstance(error, BatchSizeMismatch):
+            return [error] * len(requests)
+        return isolate(run_batch, requests, error)
 
 
-def _isolate(run_batch: RunBatch, requests: list[Any], error: BaseException) -> list[Any]:
+def isolate(run_batch: RunBatch, requests: list[Any], error: BaseException) -> list[Any]:
+    """Outcomes of a batch that has failed with `error`, see `run`."""
     outcomes: list[Any] = [error] * len(requests)
+    if len(requests) == 1:
+        return outcomes
     runs_left = 4 * math.ceil(math.log2(len(requests)))
     failing = [(0, len(requests))]
     while failing:

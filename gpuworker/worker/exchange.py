@@ -46,13 +46,17 @@ class Exchange:
                 elif _ARRAY_START <= request < _ARRAY_END:
                     requests.append(self._array(ticket & SLOT_MASK, request))
                 else:
-                    if request != _MALFORMED and request >> KIND_SHIFT & _SPILLED:
-                        self._spilled.add(ticket)
-                    requests.append(self._decode(ticket, request))
+                    requests.append(self.read_one(ticket, request))
             except Exception as error:
                 tickets.remove(ticket)
-                self._unreadable.append((ticket, _bare(error)))
+                self._unreadable.append((ticket, bare(error)))
         return tickets, requests
+
+    def read_one(self, ticket: int, request: int) -> Any:
+        """A request that was taken, of any kind. Raises what decoding raises."""
+        if request != _MALFORMED and request >> KIND_SHIFT & _SPILLED:
+            self._spilled.add(ticket)
+        return self._decode(ticket, request)
 
     def peek(self, ticket: int) -> Any:
         """A queued request, without taking it. Its frontend may withdraw it meanwhile and fill the slot anew: then this is None, or what the slot never held."""
@@ -87,13 +91,13 @@ class Exchange:
         any request of the batch."""
         for ticket, outcome in zip(tickets, outcomes, strict=True):
             if type(outcome) is not bytes or _respond(self._port, ticket, _BYTES, b"", 0, outcome, len(outcome)) < 0:
-                self._respond(ticket, outcome)
+                self.answer(ticket, outcome)
         unreadable, self._unreadable = self._unreadable, []
         for ticket, error in unreadable:
-            self._respond(ticket, error)
+            self.answer(ticket, error)
 
-    def _respond(self, ticket: int, outcome: Any) -> None:
-        """An outcome that cannot cross becomes the error that says so."""
+    def answer(self, ticket: int, outcome: Any) -> None:
+        """Writes one response, whatever it is. An outcome that cannot cross becomes the error that says so."""
         try:
             if not isinstance(outcome, BaseException):
                 kind, meta, data, data_bytes = encode(outcome, self._options.allow_pickle)
@@ -101,7 +105,7 @@ class Exchange:
                     self._respond_in_pieces(ticket, kind, meta, data, data_bytes)
                 return
         except GpuWorkerError as error:
-            outcome = _bare(error)
+            outcome = bare(error)
         except BaseException as error:  # a value's own code may raise anything; it is its caller's error, not the owner's end
             log.exception("a result could not be encoded")
             outcome = error
@@ -129,14 +133,17 @@ class Exchange:
 
     def clean_up(self) -> None:
         """After gw_finish: removes the files that nobody will read any more."""
-        while self._spilled:
-            ticket = self._spilled.pop()
+        for ticket in tuple(self._spilled):
+            phase = lib.gw_phase(self._port, ticket)
+            if phase == lib.GW_RUNNING:  # of another batch, which is on its way
+                continue
+            self._spilled.remove(ticket)
             spill.remove(self._segment, ticket, spill.REQUEST)
-            if lib.gw_phase(self._port, ticket) <= lib.GW_FREE:  # nobody is left to read the response
+            if phase <= lib.GW_FREE:  # nobody is left to read the response
                 spill.remove(self._segment, ticket, spill.RESPONSE)
 
 
-def _bare(error: Exception) -> Exception:
+def bare(error: Exception) -> Exception:
     """An error of our own says all in its message; a traceback would only tell the caller where the owner's files lie."""
     error.__traceback__ = error.__cause__ = error.__context__ = None
     return error

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
 import logging
 import sys
 from collections.abc import Callable
 from typing import Any
+
+from gpuworker.scheduling.sizes import doubling
+from gpuworker.worker.options import WorkerOptions
 
 log = logging.getLogger("gpuworker")
 
@@ -27,14 +31,32 @@ class Handler:
         self.run_batch: Callable[[list[Any]], Any] = self._not_loaded
         self.length: Callable[[Any], int] | None = None
         self.examples: list[Any] = []
+        self.make_runner: Callable[..., Any] | None = None
+        """Of a TensorHandler that has loaded: makes the Runner of its batches."""
+        self.contract: dict[str, Any] | None = None
+        """Of a TensorHandler that has loaded: what its clients have to know."""
 
-    def load(self) -> None:
-        """Instantiates a class, calls its `load()`, and runs its `warmup()` examples once."""
+    def suited(self, options: WorkerOptions) -> WorkerOptions:
+        """The options with defaults that are this handler's: a TensorHandler pads its batches."""
+        if hasattr(self._target, "make_runner") and not options.sizes:
+            return dataclasses.replace(options, allowed_batch_sizes=tuple(doubling(options.max_batch_size)))
+        return options
+
+    def load(self, options: WorkerOptions | None = None) -> None:
+        """Instantiates a class, calls its `load()`, and runs its `warmup()` examples once. Raises ValueError where the options are not for this handler."""
         target: Any = self._target() if inspect.isclass(self._target) else self._target
         self._target = target
+        is_tensor_handler = callable(getattr(target, "make_runner", None))
+        if is_tensor_handler:
+            target.configure(options)
+        elif options is not None and options.device_options:
+            raise ValueError(f"{options.device_options[0]}: {self.name} runs its batches by itself; this option is for a gpuworker.TensorHandler")
         if callable(getattr(target, "load", None)):
             target.load()
         self._loaded = True
+        if is_tensor_handler:
+            target.prepare()
+            self.make_runner, self.contract = target.make_runner, target.contract()
         self.run_batch = getattr(target, "run_batch", None) or target
         length = getattr(target, "length", None)
         self.length = length if callable(length) else None

@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from gpuworker._native import lib
-from gpuworker.scheduling import Decision, Policy, Reason, Run, Wait
+from gpuworker.scheduling import Decision, Reason, Run, SizeOrTimeout, Wait
+from gpuworker.scheduling.cost_model import CostModel
+from gpuworker.scheduling.rounding import size_to_run
 from gpuworker.segment import Segment
 from gpuworker.worker.backlog import Backlog
 from gpuworker.worker.handler import Handler
+from gpuworker.worker.options import WorkerOptions
 
 _collect, _take = lib.gw_collect, lib.gw_take
 
@@ -35,12 +38,18 @@ class Line(Protocol):
         """What to do now. The callers of rejected requests are told."""
         ...
 
-    def take(self, run: Run, taken: Any) -> int:
-        """Begins the batch; fills `taken` as gw_take does. -> its size, which is less than planned where requests were withdrawn meanwhile."""
+    def fitted(self, run: Run, most: int) -> Run:
+        """As much of a batch that `decide` has returned as is to run at once: `most` requests, and fewer where padding them to an allowed size is not worth
+        it. The rest stays queued."""
+        ...
+
+    def take(self, run: Run, taken: Any) -> Run:
+        """Begins the batch; fills `taken` as gw_take does. -> what has begun, which is less than planned where requests were withdrawn meanwhile, and nothing
+        where a batch is on its way that nothing may run beside."""
         ...
 
     def done(self, run: Run, began_ns: int, ended_ns: int) -> None:
-        """The batch has run without an error and its answers are published."""
+        """A batch that `take` returned has run without an error and its answers are published; it has had the device since began_ns."""
         ...
 
     def tick(self) -> None:
@@ -53,14 +62,17 @@ class Line(Protocol):
 
 
 class PlainLine:
-    """Requests in the order of their enqueue times, in C memory; a Policy for the front of them. See Line."""
+    """Requests in the order of their enqueue times, in C memory; batches of them by size and age. See Line."""
 
-    learns = False
-
-    def __init__(self, segment: Segment, policy: Policy, fair_share: bool) -> None:
-        self._port, self._fair_share = segment.port, fair_share
+    def __init__(self, segment: Segment, options: WorkerOptions) -> None:
+        self._port, self._fair_share = segment.port, options.fair_share
+        self._most, self._max_wait_ms = options.max_batch_size, options.max_wait_ms or 0.0
+        self._sizes = options.sizes
+        self._split: Reason | None = None
+        self._costs = CostModel(options.max_batch_size, allowed_batch_sizes=self._sizes)
+        self.learns = bool(self._sizes)
         self._backlog = Backlog(segment.port)
-        self._decide = policy.decide
+        self._decide = SizeOrTimeout(self._most, self._max_wait_ms).decide
 
     def prepare(self, handler: Handler) -> None:
         """See Line.prepare."""
@@ -79,18 +91,36 @@ class PlainLine:
 
     def decide(self, now_ns: int, may_wait: bool) -> Decision:
         """See Line.decide."""
+        if self._split is not None:  # the rest of a batch has waited long enough; whoever came since goes with it
+            reason, self._split = self._split, None
+            if self._backlog.length:
+                return Run(min(self._backlog.length, self._most), reason)
         decision = self._decide(self._backlog, now_ns)
         if may_wait or decision.__class__ is Run:
             return decision
         return Run(self._backlog.length, Reason.DRAIN) if self._backlog.length else Wait(None)
 
-    def take(self, run: Run, taken: Any) -> int:
+    def fitted(self, run: Run, most: int) -> Run:
+        """See Line.fitted."""
+        if most < self._most:
+            self._most = most
+            self._decide = SizeOrTimeout(most, self._max_wait_ms).decide
+        size = min(run.size, most)
+        if self._sizes:
+            size = size_to_run(size, self._sizes, self._costs.table(0))
+        if size == run.size:
+            return run
+        self._split = run.reason
+        return run._replace(size=size)
+
+    def take(self, run: Run, taken: Any) -> Run:
         """See Line.take."""
         count: int = _take(self._port, run.size, run.reason, taken)
-        return count
+        return run if count == run.size else run._replace(size=count)
 
     def done(self, run: Run, began_ns: int, ended_ns: int) -> None:
         """See Line.done."""
+        self._costs.observe(run.size, 0, ended_ns - began_ns)
 
     def tick(self) -> None:
         """See Line.tick."""

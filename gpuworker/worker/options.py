@@ -54,6 +54,12 @@ class WorkerOptions:
     """With priorities: a request that has waited so long counts as one level higher. 0: never."""
     fair_share: bool = True
     """When one client has queued so much that others would wait for more than four batches, each of them gets at least a quarter of an even share."""
+    device: str | None = None
+    """For a TensorHandler: where its batches run, "cpu", "cuda" or "cuda:1". Default: what the handler says, else cuda if there is one."""
+    pipeline_depth: int | None = None
+    """For a TensorHandler: batches on their way to and from the device at a time. Default: what the handler says, else 2 on cuda and 1 on the cpu."""
+    cuda_graphs: bool | None = None
+    """For a TensorHandler on cuda: capture its batches as CUDA graphs. Default: what the handler says, else yes where that is possible."""
     capacity: int = 256
     """Slots: requests that can be on their way at a time, from being sent to their answers being read."""
     max_request_bytes: int = 65536
@@ -104,6 +110,12 @@ class WorkerOptions:
             ("max_length_buckets", 1, lib.GW_LANES),
         ):
             _require_int(option, getattr(self, option), least, most)
+        if self.pipeline_depth is not None:
+            _require_int("pipeline_depth", self.pipeline_depth, 1, lib.GW_MAX_DEPTH)
+        if self.device is not None and (not isinstance(self.device, str) or not self.device):
+            raise ValueError(f'device={self.device!r}: give "cpu", "cuda" or "cuda:1"')
+        if self.cuda_graphs not in (None, True, False):
+            raise ValueError(f"cuda_graphs={self.cuda_graphs!r}: give True or False")
         if self.client_quota is not None:
             _require_int("client_quota", self.client_quota, 1, self.capacity)
         for option in ("max_length", "max_batch_tokens"):
@@ -192,6 +204,11 @@ class WorkerOptions:
         """The longest request that is taken; 0: any."""
         limits = (self.max_length, self.max_batch_tokens, *self.boundaries[-1:])
         return min((limit for limit in limits if limit is not None and limit <= lib.GW_MAX_LENGTH), default=0)
+
+    @property
+    def device_options(self) -> tuple[str, ...]:
+        """Those that are set and only a TensorHandler knows."""
+        return tuple(option for option in ("device", "pipeline_depth", "cuda_graphs") if getattr(self, option) is not None)
 
     @property
     def attempts(self) -> int:

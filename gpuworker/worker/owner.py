@@ -1,4 +1,4 @@
-"""The owner: collects requests from the ring, asks the policy, runs batches, publishes answers.
+"""The owner: collects requests from the ring, asks the policy, has batches run, publishes answers.
 
 One thread does all of that; only `stop` may be called from elsewhere. What must not wait for a running batch (deadlines, the dead, heartbeat) is the
 keeper's (worker/keeper.py).
@@ -6,24 +6,21 @@ keeper's (worker/keeper.py).
 
 from __future__ import annotations
 
-import logging
-import os
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from gpuworker._native import ffi, lib
-from gpuworker.scheduling import Run, SizeOrTimeout
+from gpuworker.scheduling import Run
+from gpuworker.scheduling.pace import Pace
 from gpuworker.segment import Segment, State
-from gpuworker.segment.wire import SLOT_BITS, SLOT_MASK
-from gpuworker.worker import batch
 from gpuworker.worker.exchange import Exchange
 from gpuworker.worker.handler import Handler
 from gpuworker.worker.line import Line, PlainLine
 from gpuworker.worker.options import WorkerOptions
+from gpuworker.worker.runner import Flight, ListRunner, Runner
 from gpuworker.worker.scheduled_line import ScheduledLine
-
-log = logging.getLogger("gpuworker")
 
 TICK_NS = 100_000_000  # longest sleep: bounds what a wake-up lost to a killed frontend can cost
 
@@ -37,24 +34,35 @@ class Owner:
         self._exchange = Exchange(segment, options)
         self.line: Line
         if options.is_plain:
-            self.line = PlainLine(segment, SizeOrTimeout(options.max_batch_size, options.max_wait_ms or 0.0), options.fair_share)
+            self.line = PlainLine(segment, options)
         else:
             self.line = ScheduledLine(segment, options, self._exchange)
-        self._taken = ffi.new("uint64_t[]", 2 * segment.capacity)
+        self._runner: Runner = ListRunner(segment, handler, self._exchange, options.isolate_errors)
+        self._taken: list[Any] = []  # a buffer per batch that may be on its way
+        self._dispatched = 0
+        self._flights: deque[tuple[Flight, Run]] = deque()
+        self._pace = Pace()
         self._stop_ns: int | None = None
         self.is_handing_over = False
+
+    def prepare(self) -> None:
+        """The handler has loaded."""
+        if self.handler.make_runner is not None:
+            self._runner = self.handler.make_runner(self.segment, self._exchange, self.options.isolate_errors)
+        self._taken = [ffi.new("uint64_t[]", 2 * self.segment.capacity) for _ in range(self._runner.depth)]
+        self.line.prepare(self.handler)
 
     def stop(self, drain: bool = True) -> None:
         """Takes nothing new from now on. With `drain` what is there is finished within drain_timeout_s, else refused at once. From any thread."""
         until_ns = time.monotonic_ns() + (int(self.options.drain_timeout_s * 1e9) if drain else 0)
         self._stop_ns = until_ns if self._stop_ns is None else min(self._stop_ns, until_ns)
         lib.gw_set_state(self._port, State.DRAINING)
-        lib.gw_bell(self._port)
+        lib.gw_nudge(self._port)
 
     def hand_over(self) -> None:
-        """Finishes the running batch, and leaves what is queued to the next owner. From any thread."""
+        """Finishes what runs, and leaves what is queued to the next owner. From any thread."""
         self.is_handing_over, self._stop_ns = True, time.monotonic_ns()
-        lib.gw_bell(self._port)
+        lib.gw_nudge(self._port)
 
     @property
     def stop_ns(self) -> int | None:
@@ -67,49 +75,69 @@ class Owner:
             lib.gw_set_state(self._port, State.SERVING)
         on_ready()
         collect, decide, clock_ns = self.line.collect, self.line.decide, time.monotonic_ns
+        runner, flights, depth = self._runner, self._flights, self._runner.depth
         wait_until_ns = 0
         while True:
             count = collect(wait_until_ns)
+            wait_until_ns = 0
+            if flights and (len(flights) == depth or flights[0][0].is_done()):
+                self._land()
+                continue
             now_ns = clock_ns()
             if self._stop_ns is not None:
-                if not count or self.is_handing_over:
+                is_late = now_ns >= self._stop_ns
+                if self.is_handing_over or is_late or not count:
+                    while flights:
+                        self._land()
+                    if is_late and not self.is_handing_over:
+                        lib.gw_refuse_all(self._port, lib.GW_KIND_DRAINING)
                     return
-                if now_ns >= self._stop_ns:
-                    lib.gw_refuse_all(self._port, lib.GW_KIND_DRAINING)
-                    return
-            decision = decide(now_ns, self._stop_ns is None)
+            decide_ns = now_ns
+            if flights and count:  # the policy is asked about the time when the device is free, not before it has to be, unless the batch is full
+                opens_ns = self._pace.opens_ns()
+                if now_ns < opens_ns and count < self.options.max_batch_size:
+                    wait_until_ns = min(opens_ns, now_ns + TICK_NS)
+                    continue
+                decide_ns = max(now_ns, self._pace.free_ns())
+            decision = decide(decide_ns, self._stop_ns is None)
             if isinstance(decision, Run):
                 self._dispatch(decision, now_ns)
-                wait_until_ns = 0
-            else:
+            elif flights or count or not runner.idle():
                 wait_until_ns = now_ns + TICK_NS
                 if decision.until_ns is not None and decision.until_ns < wait_until_ns:
                     wait_until_ns = decision.until_ns
 
     def _dispatch(self, run: Run, now_ns: int) -> None:
-        """Takes a batch from the line, runs it and answers."""
-        n = self.line.take(run, self._taken)
-        if not n:
+        """Takes a batch from the line, and has it run. Where the device is asynchronous that goes on by itself."""
+        taken = self._taken[self._dispatched % self._runner.depth]
+        run = self.line.take(self.line.fitted(run, self._runner.size_limit), taken)
+        if not run.size:
+            if self._flights:  # nothing may run beside what is on its way
+                self._land()
             return
-        tickets, requests = self._exchange.read(ffi.unpack(self._taken, 2 * n))
-        self._failed = len(requests) != n
-        outcomes: list[Any] = []
-        try:
-            if requests:
-                outcomes = batch.run(self.handler.run_batch, requests, self.options.isolate_errors, self._log_failure)
-        except BaseException as error:  # SystemExit and the like: it ends the owner, but first its callers are told
-            outcomes = [error] * len(requests)
-            raise
-        finally:
-            if lib.gw_is_forked(self._port):  # the handler forked, and returned in its child too
-                os._exit(os.EX_SOFTWARE)
-            self._exchange.respond(tickets, outcomes)
-            lib.gw_finish(self._port, self._taken, n)
-            self._exchange.clean_up()
-        if self.line.learns and not self._failed:  # what a batch takes that is run again in halves says nothing about others
-            self.line.done(run, now_ns, time.monotonic_ns())
+        self._dispatched += 1
+        flight = self._runner.begin(run, taken)
+        if self._runner.depth == 1:
+            flight.finish()
+            self._learn(flight, run, now_ns, time.monotonic_ns())
+        else:
+            self._flights.append((flight, run))
+            self._pace.began(flight.key, now_ns, time.monotonic_ns())
 
-    def _log_failure(self, error: BaseException, count: int) -> None:
-        self._failed = True
-        ids = ", ".join(f"{ticket & SLOT_MASK}.{ticket >> SLOT_BITS}" for ticket in ffi.unpack(self._taken, 2 * count)[::2])
-        log.error("%s failed on a batch of %d (slot.generation: %s)", self.handler.name, count, ids, exc_info=error)
+    def _land(self) -> None:
+        """Answers the oldest batch on its way."""
+        flight, run = self._flights[0]
+        flight.finish()
+        self._flights.popleft()
+        ended_ns, since_ns = time.monotonic_ns(), self._pace.since_ns
+        self._pace.ended(ended_ns)
+        self._learn(flight, run, since_ns, ended_ns)
+
+    def _learn(self, flight: Flight, run: Run, since_ns: int, ended_ns: int) -> None:
+        if self.line.learns and not flight.failed:  # what a batch takes that is run again in halves says nothing about others
+            self.line.done(run, since_ns, ended_ns)
+
+    def close(self) -> None:
+        """After `run`, however that ended."""
+        self._runner.close()
+        self.line.close()

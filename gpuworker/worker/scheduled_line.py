@@ -15,6 +15,7 @@ from gpuworker.scheduling import Decision, JointBudget, Queued, Run, Wait
 from gpuworker.scheduling.cost_model import CostModel
 from gpuworker.scheduling.learning import BoundaryLearner
 from gpuworker.scheduling.outlook import batch_cost, lane_views
+from gpuworker.scheduling.rounding import size_to_run
 from gpuworker.segment import Segment
 from gpuworker.segment.wire import ADMISSION, LATE
 from gpuworker.worker.backlog import queued
@@ -59,12 +60,16 @@ class ScheduledLine:
             priority_ageing_ns=_ns(options.priority_ageing_ms) or 0,
             slack_ns=min(max((_ns(options.latency_budget_ms) or 0) // 100, LEAST_SLACK_NS), MOST_SLACK_NS),
         )
+        self._uses_lengths, self._longest, self._sizes = (
+            options.uses_lengths,
+            options.longest,
+            options.sizes,
+        )  # properties, and asked for every request
         self._proposed: tuple[int, ...] | None = None
         self._published: object = None
         self._forecasts = False
         self._ticks = 0
         self._made_s = time.monotonic()
-        self._batch: Sequence[Queued] = ()
         self._handler: Handler | None = None
         self._warm_start: WarmStart | None = None
 
@@ -102,13 +107,13 @@ class ScheduledLine:
         """With its length, and no priority where there are none. None if it cannot be run: then its caller is told why."""
         if request.priority and not self._options.priorities:
             request = request._replace(priority=0)
-        if not self._options.uses_lengths:
+        if not self._uses_lengths:
             return request._replace(length=0) if request.length else request
         try:
             if not request.length:
                 request = request._replace(length=self._length(request.ticket))
-            if self._options.longest and request.length > self._options.longest:
-                raise RequestTooLong(request.length, self._options.longest)
+            if self._longest and request.length > self._longest:
+                raise RequestTooLong(request.length, self._longest)
         except BaseException as error:  # of the user's own code; while it looked, the request may have been withdrawn and its slot filled anew
             blob = encode_error(error, _MAX_REFUSAL)
             lib.gw_refuse_with(self._port, request.ticket, lib.GW_KIND_ERROR, blob, len(blob) if len(blob) <= _MAX_REFUSAL else 0)
@@ -161,9 +166,20 @@ class ScheduledLine:
         numbers = LATE.pack(max(estimated_ns, budget_ns), budget_ns, len(self._scheduler))
         lib.gw_refuse_with(self._port, request.ticket, lib.GW_KIND_LATE, numbers, len(numbers))
 
-    def take(self, run: Run, taken: Any) -> int:
+    def fitted(self, run: Run, most: int) -> Run:
+        """See Line.fitted."""
+        batch, size = run.batch or (), min(run.size, most)
+        table = self._costs.table(run.length)
+        if self._sizes:
+            size = size_to_run(size, self._sizes, table)
+        if size == run.size:
+            return run
+        self._scheduler.put_back(batch[size:])
+        return run._replace(size=size, batch=batch[:size], predicted_ns=table[size] if run.predicted_ns else 0)
+
+    def take(self, run: Run, taken: Any) -> Run:
         """See Line.take."""
-        batch = run.batch or ()
+        batch: Sequence[Queued] = run.batch or ()
         tickets = ffi.new("uint64_t[]", [request.ticket for request in batch])
         n: int = lib.gw_take_these(self._port, tickets, len(batch), run.reason, taken)
         if n != len(batch):
@@ -171,17 +187,16 @@ class ScheduledLine:
             for request in batch:
                 lib.gw_put_back(self._port, request.ticket)
             batch = [request for request in batch if request.ticket in chosen]
-        self._batch = batch
         if n:
             lengths = [request.length for request in batch]
             lib.gw_note_batch(self._port, run.predicted_ns, sum(lengths), n * (run.length or max(lengths)))
         if self._forecasts:
             self._publish(time.monotonic_ns())
-        return n
+        return run._replace(size=n, batch=batch)
 
     def done(self, run: Run, began_ns: int, ended_ns: int) -> None:
         """See Line.done."""
-        self._scheduler.observe(self._batch, began_ns, ended_ns)
+        self._scheduler.observe(run.batch or (), began_ns, ended_ns)
 
     def _publish(self, now_ns: int) -> None:
         port, lanes = self._port, lane_views(self._scheduler.buckets, now_ns)

@@ -51,8 +51,8 @@ class Session:
     """
 
     def __init__(self, handler: Any, name: str, options: WorkerOptions, may_exit: bool = True, await_turn: Callable[[], None] | None = None) -> None:
-        self.options = options
         self.handler = Handler(handler)
+        self.options = options = self.handler.suited(options)
         self._await_turn = await_turn
         # Before loading: a name that is taken should not cost a model's load time.
         self.segment = Segment.attach(name) if await_turn else Segment.own(name, options.geometry)
@@ -67,31 +67,42 @@ class Session:
         port, options = self.segment.port, self.options
         try:
             if self._await_turn is not None:
-                self.handler.load()
-                self.owner.line.prepare(self.handler)
+                self.handler.load(options)
+                self.owner.prepare()
                 self._await_turn()
                 self.segment.become_owner()
             lib.gw_recover(port, options.attempts, lib.GW_KIND_DIED)
             lib.gw_set_policy(port, ON_FULL[options.on_full], WAKE[options.wake], *options.quotas, int(options.allow_pickle), options.max_batch_size)
-            info = {"name": self._name, "handler": self.handler.name, "options": vars(options)}
             self.owner.line.announce()
-            blob = json.dumps(info).encode()
-            lib.gw_set_info(port, blob, len(blob))
+            self._publish_info()
             self._keeper.start()
             if self._await_turn is None:
-                self.handler.load()
-                self.owner.line.prepare(self.handler)
+                self.handler.load(options)
+                self.owner.prepare()
+                self._publish_info()
             self.owner.run(lambda: self._ready(on_ready))
         finally:
             try:
                 self._keeper.finish()
-                self.owner.line.close()
+                self.owner.close()
             finally:
                 self._let_go()
                 if on_released is not None:
                     on_released()
                 self.handler.close()
                 log.info("worker %s has stopped", self._name)
+
+    def _publish_info(self) -> None:
+        """For people and tools; and for clients, what a request has to look like, which is known once the handler has loaded."""
+        contract = self.handler.contract
+        info = {"name": self._name, "handler": self.handler.name, "options": vars(self.options)}
+        if contract is not None:
+            info["contract"] = {**contract, "uses_lengths": self.options.uses_lengths}
+        blob = json.dumps(info).encode()
+        if lib.gw_set_info(self.segment.port, blob, len(blob)) < 0:
+            raise ValueError(
+                f"what clients have to know about {self.handler.name} takes {len(blob):,} bytes, more than {lib.GW_INFO_BYTES:,}: shorten names"
+            )
 
     def _let_go(self) -> None:
         if self._await_turn is None or self.segment.is_orphan():

@@ -138,7 +138,7 @@ static void histograms(void) {
     static const uint32_t sizes[][2] = {{1, 1}, {63, 63}, {64, 64}, {127, 64}, {128, 65}, {GW_MAX_CAPACITY, 70}};
     for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
         uint64_t before = r.owner->header->stats.batch_sizes[sizes[k][1]];
-        gw_batch_done(r.owner, sizes[k][0], 0, 1000);
+        gw_batch_done(r.owner, &(gw_batch){.size = sizes[k][0]}, 1000, gw_now());
         EQUAL(r.owner->header->stats.batch_sizes[sizes[k][1]], before + 1);
     }
 }
