@@ -24,6 +24,7 @@ from gpuworker.errors import (
     BudgetExceeded,
     DeadlineExceeded,
     GpuWorkerError,
+    InvalidRequest,
     PayloadTooLarge,
     QueueFull,
     RemoteError,
@@ -89,7 +90,7 @@ def failure(error: Exception, was_sent: bool) -> Reply:
         return _error(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, kind, "the request is too large")
     if isinstance(error, RequestTooLong):
         return _error(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, kind, "the request is too long", length=error.length, limit=error.limit)
-    if isinstance(error, (ValueError, TypeError)) and not (was_sent and isinstance(error, GpuWorkerError)):
+    if isinstance(error, InvalidRequest) or (isinstance(error, (ValueError, TypeError)) and not (was_sent and isinstance(error, GpuWorkerError))):
         return _error(HTTPStatus.BAD_REQUEST, kind, str(error))
     if isinstance(error, RemoteError):
         kind = error.type.rpartition(".")[2]

@@ -20,6 +20,7 @@ from gpuworker.errors import (
     BudgetExceeded,
     DeadlineExceeded,
     GpuWorkerError,
+    InvalidRequest,
     PayloadTooLarge,
     QueueFull,
     RemoteError,
@@ -33,8 +34,10 @@ from gpuworker.errors import (
     WorkerNotFound,
     WorkerStartupError,
 )
+from gpuworker.tensors import TensorSpec
 
 if TYPE_CHECKING:
+    from gpuworker.execution.handler import TensorHandler
     from gpuworker.segment.stats import Stats
     from gpuworker.worker import Worker, WorkerOptions, serve
 
@@ -45,6 +48,7 @@ __all__ = [
     "Client",
     "DeadlineExceeded",
     "GpuWorkerError",
+    "InvalidRequest",
     "PayloadTooLarge",
     "Pending",
     "QueueFull",
@@ -53,6 +57,8 @@ __all__ = [
     "RequestTooLong",
     "SegmentError",
     "Stats",
+    "TensorHandler",
+    "TensorSpec",
     "UnsupportedPayload",
     "Worker",
     "WorkerAlreadyRunning",
@@ -76,4 +82,8 @@ def __getattr__(name: str) -> Any:
         import gpuworker.worker
 
         return getattr(gpuworker.worker, name)
+    if name == "TensorHandler":
+        from gpuworker.execution.handler import TensorHandler
+
+        return TensorHandler
     raise AttributeError(f"module 'gpuworker' has no attribute {name!r}")

@@ -11,6 +11,7 @@ GpuWorkerError
  ├─ DeadlineExceeded        the caller's timeout passed (also a TimeoutError)
  ├─ RequestCancelled        cancel() was called on this request
  ├─ RequestTooLong          longer than the longest length bucket (also a ValueError)
+ ├─ InvalidRequest          not the arrays that the worker has declared (also a ValueError)
  ├─ PayloadTooLarge         request or response above max_payload_bytes
  ├─ UnsupportedPayload      a value that cannot cross without pickle (also a TypeError)
  ├─ BatchSizeMismatch       run_batch did not return one result per request
@@ -29,6 +30,7 @@ __all__ = [
     "BudgetExceeded",
     "DeadlineExceeded",
     "GpuWorkerError",
+    "InvalidRequest",
     "PayloadTooLarge",
     "QueueFull",
     "RemoteError",
@@ -134,6 +136,10 @@ class RequestTooLong(GpuWorkerError, ValueError):
 
     def __reduce__(self) -> tuple[type[RequestTooLong], tuple[int, int]]:
         return type(self), (self.length, self.limit)
+
+
+class InvalidRequest(GpuWorkerError, ValueError):
+    """The request does not fit what the worker has declared: its arrays' names, dtypes or shapes. Nothing was run; the message says what to send instead."""
 
 
 class PayloadTooLarge(GpuWorkerError):

@@ -33,7 +33,7 @@ def test_every_error_is_exported_and_derives_from_the_base():
         ("scheduling", {"scheduling"}),
         ("payload", {"payload", "errors", "_native"}),
         ("segment", {"segment", "errors", "_native", "scheduling"}),
-        ("client", {"client", "segment", "payload", "errors", "_native"}),
+        ("client", {"client", "segment", "payload", "errors", "_native", "tensors"}),
         ("testing", {"testing", "scheduling"}),
         ("tuning", {"tuning", "testing", "scheduling", "payload", "worker"}),
     ],
@@ -45,6 +45,14 @@ def test_import_rules(room, allowed):
             assert parts[0] not in {"torch", "transformers"}, f"{file} imports {module}"
             if parts[0] == "gpuworker" and len(parts) > 1:
                 assert parts[1] in allowed, f"{file} imports {module}"
+
+
+def test_what_both_sides_declare_tensors_with_needs_neither_of_them():
+    for file in ("tensors.py", "tensor_check.py"):
+        for module in imports_of(ROOT / "gpuworker" / file):
+            parts = module.split(".")
+            assert parts[0] in {*sys.stdlib_module_names, "numpy", "gpuworker"}, f"{file} imports {module}"
+            assert parts[0] != "gpuworker" or parts[1] in {"tensor_check", "payload", "errors"}, f"{file} imports {module}"
 
 
 def test_the_library_never_imports_its_applications():

@@ -19,8 +19,8 @@ from gpuworker.client.link import SLICE_NS, Link
 from gpuworker.client.locks import Lock
 from gpuworker.client.pending import Pending, deadline
 from gpuworker.client.reservation import Reservation
-from gpuworker.client.terms import terms_of
-from gpuworker.errors import BudgetExceeded, DeadlineExceeded, GpuWorkerError, SegmentError, WorkerDraining, WorkerNotFound
+from gpuworker.client.terms import length_of, terms_of, with_length
+from gpuworker.errors import BudgetExceeded, DeadlineExceeded, GpuWorkerError, InvalidRequest, SegmentError, WorkerDraining, WorkerNotFound
 from gpuworker.segment import Segment, State, spill
 from gpuworker.segment.files import group_id
 from gpuworker.segment.names import shm_name
@@ -51,7 +51,8 @@ def connect(
     wake: how this process waits for answers: "park", "adaptive" or "busy". Default: as the worker does.
     group: the Unix group whose members' workers are trusted; without it only a worker of this user is. See the worker's option of that name.
     allow_pickle: values of other types cross by pickle, if the worker allows it too. Only where every process that uses this worker may run any code here.
-    length: what a request counts for in the worker's length_buckets and max_batch_tokens, e.g. its tokens. Without it the owner asks the handler's `length`.
+    length: what a request counts for in the worker's length_buckets and max_batch_tokens, e.g. its tokens. Without it that is the extent of the first named
+        dimension, where the worker has declared its inputs, and else the owner asks the handler's `length`.
     """
     return Client(
         name, connect_timeout_s=connect_timeout_s, on_full=on_full, fallback=fallback, wake=wake, group=group, allow_pickle=allow_pickle, length=length
@@ -100,26 +101,25 @@ class Client:
 
         timeout: seconds for everything from here to the answer. latency_budget_ms: in place of the worker's own. priority: 0 to 255, higher goes first, where the
         worker has priorities. Raises DeadlineExceeded when the timeout passes, BudgetExceeded, QueueFull, WorkerNotFound, WorkerDied, WorkerDraining,
-        PayloadTooLarge, RequestTooLong, UnsupportedPayload, or what `run_batch` raised for this request.
+        PayloadTooLarge, InvalidRequest, RequestTooLong, UnsupportedPayload, or what `run_batch` raised for this request.
         """
         deadline_ns = 0 if timeout is None else deadline(timeout)
         link = self._link
         if link is None or link.lost:
             link = self._connect(deadline_ns)
-        terms = 0
-        if latency_budget_ms is not None or priority != 0 or self._length is not None:
-            terms = self._terms(link, request, latency_budget_ms, priority)
-            link = self._live_link(deadline_ns)
+        payload, terms = request, 0
+        if link.fits or latency_budget_ms is not None or priority != 0 or self._length is not None:
+            link, payload, terms = self._prepare(link, request, latency_budget_ms, priority, deadline_ns)
         if self._reserved and (reservation := self._reservation_of(request)):
             return reservation.enqueue(deadline_ns, terms).result()
         try:
-            ticket = link.send(request, deadline_ns, terms)
+            ticket = link.send(payload, deadline_ns, terms)
             if ticket >= 0:
                 return link.answer(ticket, deadline_ns)
         except BaseException:
             link.undo()
             raise
-        return self._overflow(ticket, request, deadline_ns, terms).result()
+        return self._overflow(ticket, link, request, payload, deadline_ns, terms).result()
 
     def enqueue(self, request: Any, timeout: float | None = None, *, latency_budget_ms: float | None = None, priority: int = 0) -> Pending:
         """Sends a request without waiting for its answer. Raises as `submit` does for what can be known now.
@@ -127,17 +127,16 @@ class Client:
         A Pending that is dropped without `result()` withdraws its request.
         """
         deadline_ns = 0 if timeout is None else deadline(timeout)
-        link = self._live_link(deadline_ns)
-        terms = self._terms(link, request, latency_budget_ms, priority)
+        link, payload, terms = self._prepare(self._live_link(deadline_ns), request, latency_budget_ms, priority, deadline_ns)
         if self._reserved and (reservation := self._reservation_of(request)):
             return reservation.enqueue(deadline_ns, terms)
-        pending = self._send(link, request, deadline_ns, terms)
-        return self._overflow(pending, request, deadline_ns, terms) if isinstance(pending, int) else pending
+        pending = self._send(link, payload, deadline_ns, terms)
+        return self._overflow(pending, link, request, payload, deadline_ns, terms) if isinstance(pending, int) else pending
 
-    def _send(self, link: Link, request: Any, deadline_ns: int, terms: int) -> Pending | int:
+    def _send(self, link: Link, payload: Any, deadline_ns: int, terms: int) -> Pending | int:
         """A Pending, or the negative errno that prevented one."""
         try:
-            ticket = link.send(request, deadline_ns, terms)
+            ticket = link.send(payload, deadline_ns, terms)
             if ticket < 0:
                 return ticket
             pending = Pending(link, ticket, deadline_ns)
@@ -157,16 +156,18 @@ class Client:
         pending: deque[Pending] = deque()
         try:
             for request in requests:
-                terms: int | None = None
+                prepared_for: Link | None = None
                 while True:
                     deadline_ns = 0 if timeout is None else deadline(timeout)
                     link = self._live_link(deadline_ns)
-                    terms = self._terms(link, request, latency_budget_ms, priority) if terms is None else terms
-                    sent = -errno.EAGAIN if len(pending) >= link.window else self._send(link, request, deadline_ns, terms)
+                    if link is not prepared_for:
+                        prepared_for, payload, terms = self._prepare(link, request, latency_budget_ms, priority, deadline_ns)
+                        link = prepared_for
+                    sent = -errno.EAGAIN if len(pending) >= link.window else self._send(link, payload, deadline_ns, terms)
                     if sent in _OVERFLOW and pending:
                         yield pending.popleft().result()
                         continue
-                    pending.append(self._overflow(sent, request, deadline_ns, terms) if isinstance(sent, int) else sent)
+                    pending.append(self._overflow(sent, link, request, payload, deadline_ns, terms) if isinstance(sent, int) else sent)
                     break
             while pending:
                 yield pending.popleft().result()
@@ -210,15 +211,32 @@ class Client:
         found = self._reserved.get(id(request))
         return found() if found is not None else None
 
-    def _terms(self, link: Link, request: Any, latency_budget_ms: float | None, priority: int) -> int:
-        """See terms_of. What a worker that has ended would do with a request is no matter: the one that there is now is asked."""
-        if latency_budget_ms is None and priority == 0 and self._length is None:
-            return 0
+    def _prepare(self, link: Link, request: Any, latency_budget_ms: float | None, priority: int, deadline_ns: int) -> tuple[Link, Any, int]:
+        """-> (link, what to send there, see Link.fit, and on which terms, see terms_of). What a worker that has ended would do with a request is no matter:
+        the one that there is now is asked."""
+        payload, length = request, 0
+        if link.fits:
+            try:
+                payload, length = link.fit(request)
+            except InvalidRequest:
+                if not link.scheduling().has_ended:
+                    raise
+                link = self._successor(link, deadline_ns)
+                payload, length = link.fit(request)
+        if self._length is not None:
+            length = length_of(request, self._length)
+        if latency_budget_ms is None and priority == 0 and not length:
+            return link, payload, 0
         scheduling = link.scheduling()
         if scheduling.has_ended:
-            link.lost = True
-            scheduling = self._live_link(0).scheduling()
-        return terms_of(self.name, scheduling, request, latency_budget_ms, priority, self._length)
+            link = self._successor(link, deadline_ns)
+            payload, found = link.fit(request)
+            length, scheduling = length if self._length is not None else found, link.scheduling()
+        return link, payload, terms_of(self.name, scheduling, latency_budget_ms, priority, length)
+
+    def _successor(self, link: Link, deadline_ns: int) -> Link:
+        link.lost = True
+        return self._live_link(deadline_ns)
 
     def _live_link(self, deadline_ns: int) -> Link:
         link = self._link
@@ -265,8 +283,8 @@ class Client:
         self._link = Link(segment, self._wake, self._allow_pickle)
         return None
 
-    def _overflow(self, problem: int, request: Any, deadline_ns: int, terms: int) -> Pending:
-        """The request found no slot, or no ring, or would be late: reconnects, or follows the overflow policy."""
+    def _overflow(self, problem: int, sent_to: Link, request: Any, payload: Any, deadline_ns: int, terms: int) -> Pending:
+        """The request found no slot, or no ring, or would be late: reconnects, or follows the overflow policy. `payload`: what it is to `sent_to`."""
         if problem in _OVERFLOW and self._fallback is not None:
             if self._link is not None:
                 lib.gw_count_client(self._link.port, lib.GW_FELL_BACK)
@@ -274,7 +292,10 @@ class Client:
         while True:
             try:
                 link, ticket = self._claim(problem, deadline_ns, terms)
-                problem = link.send_claimed(ticket, request, deadline_ns, terms)
+                if link is not sent_to:  # another worker, which may have declared something else
+                    payload, length = link.fit(request)
+                    sent_to, terms = link, terms if self._length is not None else with_length(terms, length)
+                problem = link.send_claimed(ticket, payload, deadline_ns, terms)
                 pending = Pending(link, problem, deadline_ns) if problem >= 0 else None
             except BaseException:
                 if self._link is not None:

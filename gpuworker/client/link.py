@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 from gpuworker._native import ffi, lib
 from gpuworker.client import remedies
+from gpuworker.client.contract import Contract
 from gpuworker.client.landing import KEPT_BYTES, Landing, Landings
-from gpuworker.errors import DeadlineExceeded, PayloadTooLarge, RequestCancelled, SegmentError, WorkerDied, WorkerDraining
+from gpuworker.errors import DeadlineExceeded, InvalidRequest, PayloadTooLarge, RequestCancelled, SegmentError, WorkerDied, WorkerDraining
 from gpuworker.payload import Data, Parts, decode, encode, parse_layout, write_data
 from gpuworker.segment import Segment, State, spill
 from gpuworker.segment.wire import KIND_SHIFT, META_MASK, META_SHIFT, SLOT_MASK, TOTAL_MASK, WAKE, data_start, describe
@@ -42,6 +43,8 @@ class Link:
         self.window = max(1, min(4 * overview.max_batch_size, overview.quota_shared))  # how far Client.map runs ahead
         self.on_full = "block" if overview.on_full == lib.GW_BLOCK else "reject"
         self.lost = False  # the owner was found dead: the client looks again by name before it sends more
+        self.fits = True  # requests go through `fit`: until the first of them finds that the worker has declared nothing
+        self._declared: tuple[bytes, Contract | None] | None = None  # the worker's info as it was read last, and what it says
         self._landings = Landings()
         self._responses, self._response_bytes = segment.responses, segment.response_buffers
         if wake is not None:
@@ -52,6 +55,40 @@ class Link:
         out = ffi.new("uint64_t[4]")
         lib.gw_read_scheduling(self.port, out)
         return Scheduling(out[0], out[1], bool(out[2]), out[3] > State.DRAINING)
+
+    def fit(self, request: Any) -> tuple[Any, int]:
+        """-> (what to send for a request, its length if the worker batches by length, else 0). Raises InvalidRequest.
+
+        An owner that was loaded anew may have declared something else, so nothing is refused, and no text tokenized, by an old declaration.
+        """
+        contract = self._contract()
+        if contract is not None and contract.takes_text and isinstance(request, str):
+            contract = self._contract(anew=True)
+        if contract is None:
+            return request, 0
+        try:
+            payload, length = contract.prepare(request)
+        except InvalidRequest:
+            newer = self._contract(anew=True)
+            if newer is contract:
+                raise
+            if newer is None:
+                return request, 0
+            contract = newer
+            payload, length = contract.prepare(request)
+        if length and not contract.uses_lengths and (contract.uses_lengths is False or not self.scheduling().max_length):
+            length = 0
+        return payload, length
+
+    def _contract(self, anew: bool = False) -> Contract | None:
+        """What the worker has declared; read when first asked for, and `anew`."""
+        declared = self._declared
+        if declared is None or anew:
+            info = self.segment.info()
+            if declared is None or info != declared[0]:
+                declared = self._declared = info, Contract.parse(info)
+                self.fits = declared[1] is not None
+        return declared[1]
 
     def send(self, request: Any, deadline_ns: int, terms: int) -> int:
         """Enqueues a request. -> its ticket, or a negative errno when no slot was to be had; raises for payloads that cannot go."""
@@ -139,7 +176,10 @@ class Link:
         if kind >= _ERROR:
             blob = bytes(area[:total])
             _release(self.port, ticket)
-            raise remedies.failure(kind, blob, self.segment)
+            failure = remedies.failure(kind, blob, self.segment)
+            if isinstance(failure, InvalidRequest):
+                self._declared, self.fits = None, True  # we let it pass, so what we know is old
+            raise failure
         value = decode(kind, response >> META_SHIFT & META_MASK, total, area, copy, self.allow_pickle)
         _release(self.port, ticket)
         return value

@@ -12,13 +12,12 @@ from gpuworker.errors import RequestTooLong
 
 MAX_BUDGET_MS = (2**32 - 1) / 1e3
 MAX_PRIORITY = 255
+_LENGTH_BITS: int = lib.GW_MAX_LENGTH << 8
 
 
-def terms_of(
-    name: str, scheduling: Scheduling, request: Any, latency_budget_ms: float | None, priority: int, length: Callable[[Any], int] | None
-) -> int:
-    """For worker `name`. Raises ValueError for what this worker does not do, RequestTooLong, and whatever `length` raises."""
-    budget_us = size = 0
+def terms_of(name: str, scheduling: Scheduling, latency_budget_ms: float | None, priority: int, length: int) -> int:
+    """For worker `name`; a length of 0 says that none is given. Raises ValueError for what this worker does not do, RequestTooLong."""
+    budget_us = 0
     if latency_budget_ms is not None:
         if not scheduling.budget_ns:
             raise ValueError(f"latency_budget_ms: worker {name!r} has no latency budget; start it with the option latency_budget_ms")
@@ -30,15 +29,24 @@ def terms_of(
             raise ValueError(f"priority: worker {name!r} knows none; start it with the option priorities")
         if isinstance(priority, bool) or not isinstance(priority, int) or not 0 <= priority <= MAX_PRIORITY:
             raise ValueError(f"priority={priority!r}: give an integer from 0 (the default) to {MAX_PRIORITY}; higher goes first")
-    if length is not None:
-        found = length(request)
-        try:
-            size = operator.index(found)
-        except TypeError:
-            raise TypeError(f"length(request) returned {found!r}: it must be an integer") from None
-        if not 0 <= size <= lib.GW_MAX_LENGTH:
-            raise ValueError(f"length(request) returned {size}: it must be from 0 to {lib.GW_MAX_LENGTH:,}")
-        size = size or 1  # 0 says that none is given
-        if scheduling.max_length and size > scheduling.max_length:
-            raise RequestTooLong(size, scheduling.max_length)
-    return budget_us << 32 | size << 8 | priority
+    limit = scheduling.max_length or lib.GW_MAX_LENGTH
+    if length > limit:
+        raise RequestTooLong(length, limit)
+    return budget_us << 32 | length << 8 | priority
+
+
+def with_length(terms: int, length: int) -> int:
+    """The same terms, for a request of another length, or of one that the owner has to find out (0, or more than there is room for)."""
+    return terms & ~_LENGTH_BITS | (length if length <= lib.GW_MAX_LENGTH else 0) << 8
+
+
+def length_of(request: Any, length: Callable[[Any], int]) -> int:
+    """What the user's `length` says, at least 1. Raises what that raises, TypeError or ValueError."""
+    found = length(request)
+    try:
+        size = operator.index(found)
+    except TypeError:
+        raise TypeError(f"length(request) returned {found!r}: it must be an integer") from None
+    if not 0 <= size <= lib.GW_MAX_LENGTH:
+        raise ValueError(f"length(request) returned {size}: it must be from 0 to {lib.GW_MAX_LENGTH:,}")
+    return size or 1

@@ -1,0 +1,110 @@
+"""From texts to token ids, in the frontend: only the package `tokenizers` is needed for it, neither torch nor transformers, and it is imported at the first text.
+
+One text at a time: that starts no threads, so a process may fork before, after and meanwhile. Pairs of texts are not there; many texts go through client.map.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+from typing import Any
+
+import numpy as np
+
+from gpuworker.errors import GpuWorkerError, InvalidRequest
+
+Array = np.ndarray[Any, Any]
+_loaded: dict[tuple[str, str, int], Any] = {}  # of this process, by file, digest and max_length
+
+
+class Tokenizer:
+    """What turns a worker's texts into its inputs. Thread-safe and fork-safe.
+
+    entry: as `entry_of` makes it in the owner, which publishes it. Nothing is opened before the first text.
+    """
+
+    def __init__(self, entry: dict[str, Any]) -> None:
+        self._file, self._digest, self._max_length = str(entry["file"]), str(entry["digest"]), int(entry["max_length"])
+        self._wants_types, self._lower = bool(entry["types"]), bool(entry["lower"])
+        self._tokenizer: Any = None
+
+    def __call__(self, text: str) -> dict[str, Array]:
+        """{"input_ids": int64 (tokens,)}, truncated to max_length, and "token_type_ids" of the same shape where the worker wants them: a request as it takes it.
+
+        Raises InvalidRequest for a text that is no valid Unicode, ModuleNotFoundError without `tokenizers`, OSError where this process cannot read the file, and
+        GpuWorkerError where the file is not the one that the worker uses.
+        """
+        tokenizer = self._tokenizer
+        if tokenizer is None:
+            tokenizer = self._tokenizer = load(self._file, self._digest, self._max_length)
+        try:
+            encoding = tokenizer.encode(text.lower() if self._lower else text)
+        except (TypeError, UnicodeError):  # all that it says is that a str is no str
+            raise InvalidRequest(
+                f"the text holds a lone surrogate, {_lone_surrogate(text)}, which is no character; replace it before sending"
+            ) from None
+        request = {"input_ids": np.array(encoding.ids, np.int64)}
+        if self._wants_types:
+            request["token_type_ids"] = np.array(encoding.type_ids, np.int64)
+        return request
+
+
+def entry_of(file: str, max_length: int, lower: bool = False) -> dict[str, Any]:
+    """What clients need to tokenise as this process does. file: a tokenizer.json; lower: texts are lower-cased first. Raises as `load` does."""
+    file = os.path.abspath(file)
+    with open(file, "rb") as opened:
+        digest = _digest(opened.read())
+    tokenizer = load(file, digest, max_length)
+    added = tokenizer.num_special_tokens_to_add(False)
+    if max_length <= added:
+        raise ValueError(f"max_length={max_length}: {added} tokens of every text are special ones; give at least {added + 1}")
+    types = any(tokenizer.encode("a").type_ids)  # all zeros is what models assume by themselves
+    return {"file": file, "digest": digest, "max_length": max_length, "types": types, "lower": lower}
+
+
+def load(file: str, digest: str, max_length: int) -> Any:
+    """The tokenizers.Tokenizer of a file, truncating to max_length tokens and padding nothing; once per process."""
+    key = (file, digest, max_length)
+    if key not in _loaded:
+        _loaded[key] = _load(*key)  # two threads may do it both: a lock would be one more thing to think of at a fork
+    return _loaded[key]
+
+
+def _load(file: str, digest: str, max_length: int) -> Any:
+    try:
+        tokenizers = importlib.import_module("tokenizers")
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "this worker's clients turn texts into tokens themselves, with the package tokenizers: pip install tokenizers (or send token ids)",
+            name=error.name,
+        ) from None
+    try:
+        with open(file, "rb") as opened:
+            data = opened.read()
+    except OSError as error:
+        raise type(error)(
+            error.errno,
+            f"{error.strerror}; the worker's clients read its tokenizer from there, so the path must be theirs too (or they send token ids)",
+            file,
+        ) from None
+    if _digest(data) != digest:
+        raise GpuWorkerError(
+            f"{file} is not the tokenizer that the worker uses: it has changed since the worker started (`gpuworker reload` lets it follow), "
+            "or this process sees another file at that path"
+        )
+    try:
+        tokenizer = tokenizers.Tokenizer.from_buffer(data)
+    except Exception as error:  # the package raises nothing more special
+        raise ValueError(f"{file} is not a tokenizer that the package tokenizers {tokenizers.__version__} can read: {error}") from None
+    tokenizer.no_padding()  # both may be set in the file, for somebody's training
+    tokenizer.enable_truncation(max_length, direction=(tokenizer.truncation or {}).get("direction", "right"))
+    return tokenizer
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def _lone_surrogate(text: str) -> str:
+    return next((f"U+{ord(character):04X} at {at}" for at, character in enumerate(text) if "\ud800" <= character <= "\udfff"), "?")
