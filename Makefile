@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install -q -q --disable-pip-version-check -c constra
 
 SECONDS ?= 60
 
-.PHONY: help install demo test check bench bench-ipc bench-scheduling wheel model killstep sanitize stress clean
+.PHONY: help install demo test test-gpu check bench bench-ipc bench-scheduling bench-execution bench-gpu wheel model killstep sanitize stress clean
 
 help:
 	@echo "make demo       real text embedded by one owner for gunicorn workers and forked processes, with checked answers"
@@ -15,6 +15,8 @@ help:
 	@echo "make check      ruff, mypy --strict, C warnings as errors"
 	@echo "make bench-ipc  round trips and throughput against the alternatives, in one run"
 	@echo "make bench-scheduling  requests in time against the exact optimum, a real worker beside the simulator, the cost of a decision; ARGS='--trace FILE ...'"
+	@echo "make bench-execution   what the owner spends on a request around forward, and a served encoder against the model alone"
+	@echo "make test-gpu, make bench-gpu   the same and more where there is a CUDA device; they say so where there is none"
 	@echo "make model      the ring's protocol checked exhaustively, crashes anywhere (needs spin)"
 	@echo "make killstep   processes killed and paused after every machine instruction of the ring; SAMPLE=500 SEED=1 for some of them"
 	@echo "make sanitize   the native tests under ThreadSanitizer, AddressSanitizer and UBSan"
@@ -36,19 +38,28 @@ demo: $(VENV)/.have-demo
 test: $(VENV)/.have-test
 	$(BIN)/python -m pytest -q
 
+test-gpu: $(VENV)/.have-test
+	$(BIN)/python -m pytest -q tests/gpu
+
 check: $(VENV)/.have-check $(VENV)/.have-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(CC) -std=c11 -O2 -Wall -Wextra -Werror -fsyntax-only native/*.c
 
-bench: bench-ipc bench-scheduling
+bench: bench-ipc bench-scheduling bench-execution
 
 bench-ipc: $(VENV)/.have-bench
 	$(BIN)/python bench/ipc_overhead.py $(ARGS)
 
 bench-scheduling: $(VENV)/.have-bench
 	$(BIN)/python bench/scheduling.py $(ARGS)
+
+bench-execution: $(VENV)/.have-bench
+	$(BIN)/python bench/execution.py $(ARGS)
+
+bench-gpu: $(VENV)/.have-bench
+	$(BIN)/python bench/gpu_execution.py $(ARGS)
 
 wheel: $(VENV)/.have-test
 	@rm -rf dist build

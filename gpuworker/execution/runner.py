@@ -1,0 +1,251 @@
+"""The runner of TensorHandlers: from slots to padded batches and back, in one native call each way."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from gpuworker._native import ffi, lib
+from gpuworker.execution.engine import Engine
+from gpuworker.execution.executor import Array
+from gpuworker.execution.failures import Failure, kind_of
+from gpuworker.execution.grid import Shape
+from gpuworker.execution.program import WrongOutput
+from gpuworker.execution.tally import Tally
+from gpuworker.scheduling import Run
+from gpuworker.segment import Segment
+from gpuworker.worker import batch
+from gpuworker.worker.exchange import Exchange, bare
+from gpuworker.worker.runner import DeviceLost, Flight, log_failure
+
+log = logging.getLogger("gpuworker")
+
+
+class TensorRunner:
+    """See Runner. Lanes are used in turn, so that batches end in the order in which they began."""
+
+    def __init__(self, engine: Engine, segment: Segment, exchange: Exchange, name: str, isolate_errors: bool, uses_length: bool) -> None:
+        """uses_length: what the worker calls a request's length is the extent of its first named dimension."""
+        self.engine, self.port, self.exchange, self.name, self.isolate_errors = engine, segment.port, exchange, name, isolate_errors
+        self.depth = engine.depth
+        self.tally = Tally(segment.port)
+        self.size_limit = engine.grid.largest
+        """Most requests in a batch; lowered when the device's memory turns out to be too small."""
+        self._uses_length = uses_length
+        self._reader, self._odd = engine.reader(), ffi.new("int[]", engine.grid.largest)
+        self._rows = [ffi.new("gw_row[]", engine.grid.largest) for _ in range(self.depth)]
+        self._next = 0
+        engine.executor.notify(self._nudge)
+
+    def _nudge(self) -> None:
+        lib.gw_nudge(self.port)
+
+    def begin(self, run: Run, taken: Any) -> Flight:
+        """See Runner.begin."""
+        lane = self._next
+        self._next = (lane + 1) % self.depth
+        flight = TensorFlight(self, lane, taken, run.size, self._rows[lane])
+        try:
+            with self.engine.marked("gpuworker gather"):
+                flight.gather(self._read(flight), run.length if self._uses_length else 0)
+            if flight.n:
+                self.engine.executor.launch(lane, flight.key)
+                flight.is_launched = True
+        except BaseException as error:
+            flight.error = error
+        finally:
+            if lib.gw_is_forked(self.port):  # the handler forked, and returned in its child too
+                os._exit(os.EX_SOFTWARE)
+        return flight
+
+    def _read(self, flight: TensorFlight) -> list[int]:
+        """Reads the batch's requests into its rows. -> the largest extents."""
+        reader, dims = self._reader, len(self.engine.signature.dims)
+        odd = lib.gw_read_rows(self.port, reader, flight.taken, flight.n, flight.rows, self._odd)
+        largest = list(reader.largest[0:dims])
+        self.tally.cells += reader.cells
+        if odd:
+            self._read_odd(flight, ffi.unpack(self._odd, odd), largest)
+        return largest
+
+    def _read_odd(self, flight: TensorFlight, odd: list[int], largest: list[int]) -> None:
+        """Requests in another form than most (in a file of their own, in Fortran order), and those that are none."""
+        check, taken = self.engine.signature.check, flight.taken
+        left_out = set()
+        for i in odd:
+            ticket, request = taken[2 * i], taken[2 * i + 1]
+            try:
+                canonical, extents = check(self.exchange.read_one(ticket, request))
+            except Exception as error:
+                flight.refused.append((ticket, bare(error)))
+                left_out.add(i)
+                continue
+            flight.kept.append(self.engine.place(flight.rows[i], canonical, extents))
+            largest[:] = map(max, largest, extents)
+            cells = 1
+            for extent in extents:
+                cells *= extent
+            self.tally.cells += cells
+            self.tally.odd_requests += 1
+        if left_out:
+            flight.leave_out(left_out)
+
+    def shape(self, n: int, largest: list[int], length: int) -> Shape:
+        """length: what the line pads the batch to; 0: nothing."""
+        shape = self.engine.grid.shape(n, largest)
+        if largest and length >= largest[0]:
+            shape = Shape(shape.rows, (length, *shape.extents[1:]))
+        return shape
+
+    def idle(self) -> bool:
+        """See Runner.idle."""
+        self.tally.publish_when_due(self.engine.executor.usage)
+        return self.engine.executor.idle()
+
+    def close(self) -> None:
+        """See Runner.close."""
+        self.engine.close()
+
+
+class TensorFlight:
+    """One batch on its way. See Flight."""
+
+    def __init__(self, runner: TensorRunner, lane: int, taken: Any, size: int, rows: Any) -> None:
+        self._runner, self._lane, self._size = runner, lane, size
+        self.taken, self.rows = taken, rows
+        self.n = size
+        """Requests that run: those that could be read."""
+        self.answered = taken
+        """Their tickets, as gw_take has them."""
+        self.key = Shape(0)
+        self.kept: list[Any] = []
+        self.refused: list[tuple[int, Exception]] = []
+        self.error: BaseException | None = None
+        self.failed = self.is_launched = False
+        self._began_ns = time.perf_counter_ns()
+
+    def leave_out(self, those: set[int]) -> None:
+        """They do not run; the others move up."""
+        left = [i for i in range(self._size) if i not in those]
+        self.answered = ffi.new("uint64_t[]", 2 * len(left) or 1)
+        for k, i in enumerate(left):
+            self.answered[2 * k], self.answered[2 * k + 1] = self.taken[2 * i], self.taken[2 * i + 1]
+            if k != i:
+                self.rows[k] = self.rows[i]
+        self.n = len(left)
+
+    def gather(self, largest: list[int], length: int) -> None:
+        """Fills the lane's inputs."""
+        if self.n:
+            runner, began_ns = self._runner, time.perf_counter_ns()
+            self.key = runner.shape(self.n, largest, length)
+            gathered = runner.engine.gather(self._lane, self.key, self.rows, self.n)
+            runner.tally.gathered(self.n, self.key, gathered, time.perf_counter_ns() - began_ns)
+
+    def is_done(self) -> bool:
+        """See Flight.is_done."""
+        return not self.is_launched or self._runner.engine.executor.is_done(self._lane)
+
+    def finish(self) -> None:
+        """See Flight.finish."""
+        runner, n = self._runner, self.n
+        if self.error is None and n:
+            try:
+                self._scatter()
+            except BaseException as caught:
+                self.error = caught
+        error, self.error = self.error, None
+        if error is not None:
+            self.failed = True
+            outcomes = self._after(error)
+            for k in range(n):
+                runner.exchange.answer(self.answered[2 * k], outcomes[k])
+        for ticket, refusal in self.refused:
+            runner.exchange.answer(ticket, refusal)
+        runner.tally.publish_when_due(runner.engine.executor.usage)
+        lib.gw_finish(runner.port, self.taken, self._size)
+        runner.exchange.clean_up()
+        if isinstance(error, (SystemExit, KeyboardInterrupt)):
+            raise error
+
+    def _scatter(self) -> None:
+        runner, n = self._runner, self.n
+        results = runner.engine.results(self._lane, self.key)
+        waited_ns = time.perf_counter_ns()
+        with runner.engine.marked("gpuworker scatter"):
+            odd = lib.gw_scatter(runner.port, results.rows, self.rows, self.answered, n, runner._odd)
+            for i in ffi.unpack(runner._odd, odd) if odd else ():  # too large for their slots
+                runner.exchange.answer(self.answered[2 * i], self._row(results.arrays, i, i))
+        runner.tally.scattered(results.size_bytes, time.perf_counter_ns() - waited_ns, waited_ns - self._began_ns)
+
+    def _row(self, outputs: Mapping[str, Array], k: int, i: int) -> Any:
+        """The answer to request i of this flight, which was row k."""
+        dims = len(self._runner.engine.signature.dims)
+        return self._runner.engine.row(outputs, k, list(self.rows[i].extents[0:dims]))
+
+    def _after(self, error: BaseException) -> list[Any]:
+        """Outcomes of a batch that has failed. Raises DeviceLost."""
+        runner, everybody = self._runner, list(range(self.n))
+        if isinstance(error, (SystemExit, KeyboardInterrupt)):
+            return [error] * self.n
+        kind = self._kind_of(error)
+        if kind is Failure.OUT_OF_MEMORY and self.n > 1:
+            error.__traceback__ = None  # its frames hold tensors
+            halved = self._in_halves(everybody)
+            if isinstance(halved, list):
+                return halved
+            error = halved
+        log_failure(runner.name, error, ffi.unpack(self.answered, 2 * self.n)[::2])
+        if not runner.isolate_errors or isinstance(error, WrongOutput) or kind is Failure.OUT_OF_MEMORY:
+            return [error] * self.n
+        outcomes = batch.isolate(self._again, everybody, error)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException) and outcome is not error:
+                self._kind_of(outcome)
+        return outcomes
+
+    def _in_halves(self, everybody: list[int]) -> list[Any] | Exception:
+        """After memory was too small: the outcomes, or the error that there was once more."""
+        runner, most = self._runner, (self.n + 1) // 2
+        runner.size_limit = min(runner.size_limit, most)
+        runner.tally.out_of_memory += 1
+        log.warning(
+            "%s: out of memory with a batch of %d: it is run in halves, and none is larger than %d from now on",
+            runner.name,
+            self.n,
+            runner.size_limit,
+        )
+        try:
+            return self._again(everybody[:most]) + self._again(everybody[most:])
+        except Exception as error:
+            self._kind_of(error)
+            return error
+
+    def _kind_of(self, error: BaseException) -> Failure:
+        """Raises DeviceLost where it means that."""
+        kind = kind_of(error, self._synchronize)
+        if kind is Failure.DEVICE_LOST:
+            log.critical("%s: the device is lost, and the owner ends: %s", self._runner.name, error)
+            raise DeviceLost(str(error)) from error
+        return kind
+
+    def _again(self, some: list[int]) -> list[Any]:
+        """Runs some of the requests anew, as a batch of their own. -> their answers."""
+        engine = self._runner.engine
+        rows = ffi.new("gw_row[]", len(some))
+        for k, i in enumerate(some):
+            rows[k] = self.rows[i]
+        shape = Shape(engine.grid.shape(len(some), self.key.extents).rows, self.key.extents)
+        engine.gather(self._lane, shape, rows, len(some))
+        engine.executor.launch(self._lane, shape)
+        outputs = engine.executor.wait(self._lane)
+        return [self._row(outputs, k, i) for k, i in enumerate(some)]
+
+    def _synchronize(self) -> None:
+        if self._runner.engine.device.type == "cuda":
+            torch.cuda.synchronize(self._runner.engine.device)

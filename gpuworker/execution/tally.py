@@ -1,0 +1,57 @@
+"""What the runner of a TensorHandler counts, and where it puts that for everybody to see: in the segment."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import Any
+
+from gpuworker._native import ffi, lib
+from gpuworker.execution.executor import Usage
+from gpuworker.execution.grid import Shape
+from gpuworker.segment.execution import COUNTERS
+
+PUBLISH_EVERY_NS = 50_000_000
+
+
+class Tally:
+    """Counters of this owner, from its start on. Published every 50 ms."""
+
+    def __init__(self, port: Any) -> None:
+        self._port = port
+        self._words = ffi.new("uint64_t[]", len(COUNTERS))
+        self._published_ns = self._published_batches = 0
+        self.batches = self.rows = self.padded_rows = self.cells = self.padded_cells = 0
+        self.gather_ns = self.gathered_bytes = self.scatter_ns = self.scattered_bytes = self.wall_ns = 0
+        self.odd_requests = self.out_of_memory = 0
+
+    def gathered(self, n: int, shape: Shape, size_bytes: int, took_ns: int) -> None:
+        """A batch of n requests was gathered."""
+        self.rows += n
+        self.padded_rows += shape.rows
+        self.padded_cells += shape.cells
+        self.gathered_bytes += size_bytes
+        self.gather_ns += took_ns
+
+    def scattered(self, size_bytes: int, took_ns: int, wall_ns: int) -> None:
+        """Its answers were written; wall_ns: from its beginning until its outputs were there."""
+        self.batches += 1
+        self.scattered_bytes += size_bytes
+        self.scatter_ns += took_ns
+        self.wall_ns += wall_ns
+
+    def publish_when_due(self, usage: Callable[[], Usage]) -> None:
+        """After each batch, and when the owner wakes up with nothing to do, which it does ten times a second."""
+        if time.monotonic_ns() - self._published_ns >= PUBLISH_EVERY_NS and self._published_batches != self.batches:
+            self.publish(usage())
+
+    def publish(self, usage: Usage) -> None:
+        """Puts everything into the segment."""
+        self._published_ns, self._published_batches = time.monotonic_ns(), self.batches
+        values = vars(self) | vars(usage)
+        self._words[0 : len(COUNTERS)] = [values[name] for name in COUNTERS]
+        lib.gw_publish_execution(self._port, self._words, len(COUNTERS))
+
+
+assert {field.name for field in dataclasses.fields(Usage)} <= set(COUNTERS)
