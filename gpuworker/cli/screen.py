@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gpuworker.cli.device import execution
 from gpuworker.cli.target import condition
 from gpuworker.cli.text import WIDTH, bar, count, rate, span, table
 from gpuworker.segment.stats import Histogram, Stats
@@ -83,6 +84,7 @@ def lines(stats: Stats, recent: Interval | None = None) -> list[str]:
         *budget(stats, recent),
         f"waits{since}", *waits(shown), "",
         f"batches{since}: {batches(shown, recent)}", *reasons(shown), *predictions(shown), *sizes(shown), "",
+        *execution(stats.execution),
         f"slots: {stats.slots_in_use} of {stats.capacity} in use by {count(len(stats.clients), 'client process', 'client processes')}",
         *occupancy(stats),
     ]  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import dataclasses
+import importlib.util
 import inspect
 import logging
 import os
@@ -16,6 +17,7 @@ from typing import Any
 
 from gpuworker.cli.target import CommandError, worker_name
 from gpuworker.worker import WorkerOptions, logs
+from gpuworker.worker.encoder_files import EncoderFiles, EncoderRecipe, buckets
 from gpuworker.worker.job import Job
 from gpuworker.worker.supervisor import Supervisor
 
@@ -27,19 +29,33 @@ def add_to(commands: Any) -> None:
     parser = commands.add_parser(
         "serve",
         help="serve a handler until SIGTERM or Ctrl-C",
-        usage="%(prog)s MODULE:ATTR --name NAME [options]",
+        usage="%(prog)s (MODULE:ATTR | --hf-encoder DIR) --name NAME [options]",
         description="Serves a handler as worker NAME until SIGTERM or Ctrl-C, then drains; a second signal stops at once. This process starts the owner, and "
         "starts it again when it dies.",
         allow_abbrev=False,
     )
-    parser.add_argument(
+    handler = parser.add_argument(
         "handler", metavar="MODULE:ATTR", help="a function run_batch(requests: list) -> list, or a class or object with that method; "
         "looked for in the current directory too",
     )  # fmt: skip
+    handler.required = False  # not nargs="?": before Python 3.12 that is looked for in front of the first option only
     parser.add_argument("--name", required=True, type=worker_name, help="what clients connect to")
     parser.add_argument("-v", "--verbose", action="store_true", help="more logs, of other libraries too; full tracebacks")
+    add_encoder(parser.add_argument_group("serving a Hugging Face encoder"))
     add_options(parser.add_argument_group("options of the worker"))
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, refuse=parser.error)
+
+
+def add_encoder(parser: Any) -> None:
+    """The options that take the place of a handler."""
+    parser.add_argument(
+        "--hf-encoder",
+        metavar="DIR",
+        help="serve the encoder (BERT, RoBERTa, MPNet, ...) that transformers or sentence-transformers have saved in DIR: clients submit texts, or int64 token "
+        'ids as {"input_ids": ids}, and get float32 vectors. Texts are cut where the model, max_length or the last of length_buckets ends; without either '
+        "of these two, length_buckets are 16,32,64,... up to the model's longest",
+    )
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="of its weights and computation (default: float32)")
 
 
 def add_options(parser: Any) -> None:
@@ -93,13 +109,20 @@ def metavar(name: str, kind: type, doc: str) -> str:
 
 def run(args: argparse.Namespace) -> int:
     """Serves. A mistake in the command is one line; an error of the handler's own code is shown with its traceback."""
+    if (args.handler is None) == (args.hf_encoder is None):
+        args.refuse("give a handler, MODULE:ATTR, or --hf-encoder DIR" + ("" if args.handler is None else ", not both"))
+    if args.hf_encoder is None and args.dtype:
+        args.refuse("--dtype is for --hf-encoder; a handler of your own says itself what it uses")
     if args.verbose:
         os.environ[logs.LEVEL] = "DEBUG"
     logs.set_up("INFO")
     options = {field.name: getattr(args, field.name) for field in dataclasses.fields(WorkerOptions) if hasattr(args, field.name)}
+    handler: Any = args.handler
     try:
+        if args.hf_encoder is not None:
+            handler = encoder(args.hf_encoder, options, args.dtype)
         log.debug("options: %s", WorkerOptions.of(options))
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         raise CommandError(str(error)) from None
     failure: list[str] = []
 
@@ -108,7 +131,22 @@ def run(args: argparse.Namespace) -> int:
             sys.stderr.write(traceback or words)
             failure.append(error)
 
-    status = Supervisor(Job.of(args.handler, args.name, options), report).run()
+    status = Supervisor(Job.of(handler, args.name, options), report).run()
     if failure:
         raise CommandError(failure[0])
     return status
+
+
+def encoder(directory: str, options: dict[str, Any], dtype: str | None) -> EncoderRecipe:
+    """The handler for an encoder's directory; adds length_buckets to options that bound no length. Imports neither torch nor transformers: that is for the owner.
+
+    Raises OSError or ValueError for a directory that cannot be served, CommandError where a package is missing.
+    """
+    for package in ("torch", "transformers", "tokenizers"):
+        if importlib.util.find_spec(package) is None:
+            raise CommandError(f"--hf-encoder needs {package}: pip install 'gpuworker[hf]'")
+    limits = (EncoderFiles.read(directory).max_length, WorkerOptions.of(options).longest)
+    longest = min(limit for limit in limits if limit)
+    if not {"length_buckets", "max_length"} & options.keys():
+        options["length_buckets"] = buckets(longest)
+    return EncoderRecipe(directory, {"dtype": dtype, "max_length": longest})

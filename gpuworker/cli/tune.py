@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
         if trace is None:
             check_rate(args.requests, args.rate)
         with stdout_is_stderr():
-            lengths, profile = measured_by(args, trace)
+            lengths, profile, args.pads = measured_by(args, trace)
         traffic = traffic_of(args, trace, lengths)
         found = recommend(
             profile, traffic, args.latency_budget_ms,
@@ -122,12 +122,12 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def measured_by(args: argparse.Namespace, trace: Trace | None) -> tuple[Sequence[int], Profile]:
-    """The lengths that occur, and the handler's run times. All of the handler's code that is run, is run in here."""
-    handler = loaded(args.handler)
+def measured_by(args: argparse.Namespace, trace: Trace | None) -> tuple[Sequence[int], Profile, bool]:
+    """The lengths that occur, the handler's run times, and whether it pads its batches. All of the handler's code that is run, is run in here."""
+    handler = loaded(args.handler, args.max_batch_size)
     try:
         lengths = lengths_of(handler, trace)
-        return lengths, measured(handler, lengths, args)
+        return lengths, measured(handler, lengths, args), args.pads or handler.contract is not None
     finally:
         with users_code("close()", handler):
             handler.close()
@@ -150,15 +150,16 @@ def read_trace(args: argparse.Namespace) -> Trace | None:
     return scaled(trace, args.rate) if args.rate else trace
 
 
-def loaded(name: str) -> Handler:
+def loaded(name: str, max_batch_size: int) -> Handler:
     """The handler, loaded and warmed up in this process."""
     from gpuworker.tuning.measure import described
     from gpuworker.worker.handler import Handler
+    from gpuworker.worker.options import WorkerOptions
 
     handler = None
     try:
         handler = Handler(name)
-        handler.load()
+        handler.load(handler.suited(WorkerOptions(max_batch_size=max_batch_size)))
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # sys.exit, too
