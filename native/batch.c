@@ -51,3 +51,14 @@ void gw_note_batch(gw_port *port, uint64_t predicted_ns, uint64_t tokens, uint64
     GW_TALLY(&stats->tokens, tokens);
     GW_TALLY(&stats->padded_tokens, padded_tokens);
 }
+
+/* One step of requests that run for many (gw_admit): it is a batch in the statistics, and what takes too long is known by it. */
+void gw_begin_step(gw_port *port) {
+    port->running_since_ns = gw_now();
+    WRITE(&port->header->batch_started_ns, port->running_since_ns);
+}
+
+void gw_end_step(gw_port *port, uint32_t size, uint32_t reason) {
+    uint64_t now = gw_now();
+    gw_batch_done(port, &(gw_batch){.size = size, .reason = reason}, now - port->running_since_ns, now);
+}

@@ -24,7 +24,7 @@ enum { GW_STARTING, GW_SERVING, GW_RESTARTING, GW_DRAINING, GW_STOPPED, GW_SUPER
 enum { GW_VACANT, GW_ALIVE, GW_LEFT, ... };
 enum { GW_REJECT, GW_BLOCK, GW_FALLBACK, ... };
 enum { GW_PARK, GW_ADAPTIVE, GW_BUSY, ... };
-enum { GW_KIND_BYTES, GW_KIND_STR, GW_KIND_ARRAY, GW_KIND_TREE, GW_KIND_PICKLE, GW_KIND_ERROR, GW_KIND_EXPIRED, GW_KIND_DRAINING,
+enum { GW_KIND_BYTES, GW_KIND_STR, GW_KIND_ARRAY, GW_KIND_TREE, GW_KIND_PICKLE, GW_KIND_STREAM, GW_KIND_ERROR, GW_KIND_EXPIRED, GW_KIND_DRAINING,
        GW_KIND_DIED, GW_KIND_STUCK, GW_KIND_FAILED, GW_KIND_LATE, GW_KIND_SPILLED, ... };
 enum { GW_RESTARTED, GW_RELOADED, GW_RELOAD_FAILED };
 #define GW_LINE ...
@@ -59,6 +59,8 @@ typedef struct {
 typedef struct { gw_identity identity; uint64_t word; uint32_t joined, held; } gw_participant_view;
 typedef struct { ...; } gw_stats;
 typedef struct { ...; } gw_client_stats;
+#define GW_STREAM_ERROR ...
+typedef struct { uint64_t life; uint32_t written, entry_bytes, finish, counts[3], error_bytes; ...; } gw_stream;
 #define GW_ROW_ARRAYS ...
 #define GW_ROW_DIMS ...
 #define GW_MAX_DEPTH ...
@@ -121,6 +123,8 @@ int gw_open_backlog(gw_port *port);
 const gw_item *gw_backlog(const gw_port *port);
 int gw_collect(gw_port *port, uint64_t until_ns);
 int gw_take(gw_port *port, int count, uint32_t reason, uint64_t *taken);
+int gw_admit(gw_port *port, int count, uint64_t *taken);
+int gw_untake(gw_port *port, int64_t ticket);
 int gw_take_these(gw_port *port, const uint64_t *tickets, int count, uint32_t reason, uint64_t *taken);
 int64_t gw_peek(gw_port *port, int64_t ticket);
 int gw_begin_look(gw_port *port, int64_t ticket);
@@ -133,6 +137,13 @@ int gw_finish(gw_port *port, const uint64_t *taken, int n);
 int gw_read_rows(const gw_port *port, gw_rows *what, const uint64_t *taken, int n, gw_row *rows, int *odd);
 void gw_gather(const gw_rows *into, const gw_row *rows, int n);
 int gw_scatter(gw_port *port, const gw_rows *from, const gw_row *rows, const uint64_t *taken, int n, int *odd);
+uint64_t gw_stream_bytes(uint32_t most, uint32_t entry_bytes);
+int64_t gw_stream_open(gw_port *port, int64_t ticket, uint32_t most, uint32_t entry_bytes);
+int gw_stream_copy(gw_port *port, int64_t ticket, char *into, uint32_t n, uint32_t entry_bytes);
+int gw_stream_append(gw_port *port, const uint64_t *tickets, const uint32_t *at, const char *entries, uint32_t n, uint32_t entry_bytes, int *gone);
+int gw_stream_gone(gw_port *port, const uint64_t *tickets, uint32_t n, int *gone);
+int gw_stream_end(gw_port *port, int64_t ticket, uint32_t finish, const uint32_t *counts, const char *error, uint32_t error_bytes);
+int64_t gw_stream_wait(gw_port *port, int64_t ticket, uint32_t seen, uint64_t deadline_ns, uint64_t slice_ns);
 int gw_refuse(gw_port *port, int64_t ticket, uint32_t kind);
 int gw_refuse_with(gw_port *port, int64_t ticket, uint32_t kind, const char *data, uint32_t bytes);
 int gw_refuse_all(gw_port *port, uint32_t kind);
@@ -162,6 +173,8 @@ void gw_set_policy(gw_port *port, uint32_t on_full, uint32_t wake, uint32_t quot
 int gw_set_info(gw_port *port, const char *info, uint32_t bytes);
 void gw_set_wake(gw_port *port, uint32_t wake);
 void gw_heartbeat(gw_port *port, uint64_t now_ns);
+void gw_begin_step(gw_port *port);
+void gw_end_step(gw_port *port, uint32_t size, uint32_t reason);
 void gw_count_client(gw_port *port, uint32_t outcome);
 int gw_is_late(const gw_port *port, uint64_t terms, gw_forecast *out);
 uint64_t gw_arrived(const gw_port *port, uint32_t lane);
@@ -182,7 +195,7 @@ int gw_failpoint_arm(const char *name, uint32_t action, int32_t nth);
 const char *gw_failpoint_name(uint32_t i);
 """
 
-SOURCES = ["segment.c", "port.c", "ring.c", "queue.c", "owner.c", "batch.c", "rows.c", "recovery.c", "semaphore.c", "wake.c", "forecast.c", "stats.c", "watch.c"]
+SOURCES = ["segment.c", "port.c", "ring.c", "queue.c", "owner.c", "batch.c", "rows.c", "stream.c", "recovery.c", "semaphore.c", "wake.c", "forecast.c", "stats.c", "watch.c"]
 
 ffi = FFI()
 ffi.cdef(CDEF + FAILPOINTS_CDEF * FAILPOINTS)

@@ -48,7 +48,7 @@ enum gw_wake { GW_PARK = 0, GW_ADAPTIVE, GW_BUSY };
 /* What a payload area holds; the codec is gpuworker/payload. Kinds from GW_KIND_ERROR up occur in responses only. */
 enum gw_kind {
     GW_KIND_BYTES = 0, GW_KIND_STR, GW_KIND_ARRAY, GW_KIND_TREE, GW_KIND_PICKLE,
-    GW_KIND_ERROR = 16, GW_KIND_EXPIRED, GW_KIND_DRAINING, GW_KIND_DIED, GW_KIND_STUCK, GW_KIND_FAILED, GW_KIND_LATE,
+    GW_KIND_STREAM, GW_KIND_ERROR = 16, GW_KIND_EXPIRED, GW_KIND_DRAINING, GW_KIND_DIED, GW_KIND_STUCK, GW_KIND_FAILED, GW_KIND_LATE,
     GW_KIND_SPILLED = 0x40 /* flag: the payload lies in a file of its own, named after slot and generation (segment/spill.py) */
 };
 
@@ -78,7 +78,7 @@ typedef struct {
     gw_histogram queue_wait, batch_wait, run;
 } gw_stats;
 
-#define GW_EXECUTION 32 /* words that a TensorHandler's owner counts in: gpuworker/segment/execution.py */
+#define GW_EXECUTION 64 /* words that owners of tensors and of generation count in: gpuworker/segment/{execution,generation}.py */
 
 /* One length bucket as its owner last saw it, for frontends that forecast (forecast.c). All of it hints: words are read one by one. */
 typedef struct {
@@ -164,6 +164,14 @@ typedef struct {
 _Static_assert(sizeof(gw_slot) == 3 * GW_LINE, "a slot header is three cache lines");
 _Static_assert(offsetof(gw_slot, collect_ns) == GW_LINE && offsetof(gw_slot, semaphore) == 2 * GW_LINE, "frontend and owner write different lines");
 _Static_assert(sizeof(gw_participant) % GW_LINE == 0 && sizeof(gw_header) % GW_LINE == 0, "tables start on a cache line");
+
+/* At the front of the response area of a request that is answered piece by piece: see stream.c. */
+typedef struct {
+    _Alignas(GW_LINE) _Atomic uint64_t life; /* the slot's generation whose log this is */
+    _Atomic uint32_t written;                /* entries */
+    uint32_t entry_bytes, finish, counts[3], error_bytes;
+} gw_stream;
+#define GW_STREAM_ERROR 512u
 
 static inline uint64_t gw_word(uint64_t generation, uint32_t participant, uint32_t phase) {
     return generation << 16 | (uint64_t)participant << 3 | phase;

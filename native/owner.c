@@ -59,12 +59,12 @@ enum taken { TAKEN, LEFT_OUT, NOT_YET };
 
 /* Takes one request into the batch that has `n`: LEFT_OUT if it was cancelled, or has expired and is answered. Its ticket and its request as described by the
  * frontend go to `pair`, copied once and checked against the area: UINT64_MAX when it claims more than there is. */
-static enum taken take_one(gw_port *port, int64_t ticket, int n, uint64_t now, uint64_t *pair) {
+static enum taken take_one(gw_port *port, int64_t ticket, int may_be_suspect, uint64_t now, uint64_t *pair) {
     gw_slot *slot = gw_slot_at(port, ticket);
     if (!slot) return LEFT_OUT;
     /* One that was running when an owner died is a batch of its own, with no other on its way: if it is what kills owners, it takes nobody else's attempts
      * with it. */
-    if ((n || gw_batches_running(port)) && GW_PEEK(&slot->attempts)) return NOT_YET;
+    if (!may_be_suspect && GW_PEEK(&slot->attempts)) return NOT_YET;
     uint64_t noted = port->running ? GW_PEEK(&port->running[gw_slot_of(ticket)]) : GW_NO_TICKET;
     note_running(port, ticket, (uint64_t)ticket); /* before the word says so, see is_stray */
     if (!take(slot, ticket)) { /* a ticket of an earlier life: the present one may be running already */
@@ -105,7 +105,7 @@ int gw_take(gw_port *port, int count, uint32_t reason, uint64_t *taken) {
     if (port->fair && count > 0) gw_fair_front(port, (uint32_t)count);
     if (gw_runs_alone(port)) return 0;
     while (k < port->queued && n < count) {
-        enum taken result = take_one(port, (int64_t)port->backlog[k].ticket, n, now, taken + 2 * n);
+        enum taken result = take_one(port, (int64_t)port->backlog[k].ticket, !n && !gw_batches_running(port), now, taken + 2 * n);
         if (result == NOT_YET) break;
         k++;
         if (result == TAKEN && is_suspect(port, taken[2 * n++])) break;
@@ -116,12 +116,25 @@ int gw_take(gw_port *port, int count, uint32_t reason, uint64_t *taken) {
     return n;
 }
 
+/* Takes up to `count` requests that run for many batches, joining and leaving them one by one: none begins here (see gw_step), and one that was running when
+ * an owner died is not kept apart, as it goes on where it was. */
+int gw_admit(gw_port *port, int count, uint64_t *taken) {
+    uint64_t now = gw_now();
+    int n = 0;
+    uint32_t k = 0;
+    for (; k < port->queued && n < count; k++) n += take_one(port, (int64_t)port->backlog[k].ticket, 1, now, taken + 2 * n) == TAKEN;
+    port->queued -= k;
+    memmove(port->backlog, port->backlog + k, port->queued * sizeof *port->backlog);
+    GW_POINT(admit_all);
+    return n;
+}
+
 /* The same for any requests of the backlog; they leave it at the next gw_collect. Those after a suspect are not taken: see gw_put_back. */
 int gw_take_these(gw_port *port, const uint64_t *tickets, int count, uint32_t reason, uint64_t *taken) {
     uint64_t now = gw_now();
     int n = 0;
     for (int k = 0; k < count && !gw_runs_alone(port); k++) {
-        enum taken result = take_one(port, (int64_t)tickets[k], n, now, taken + 2 * n);
+        enum taken result = take_one(port, (int64_t)tickets[k], !n && !gw_batches_running(port), now, taken + 2 * n);
         if (result == NOT_YET) continue;
         if (result == TAKEN && is_suspect(port, taken[2 * n++])) break;
     }

@@ -95,6 +95,7 @@ int gw_open_backlog(gw_port *port);                                 /* queue.c *
 const gw_item *gw_backlog(const gw_port *port);                      /* what is collected and not taken, oldest first */
 int gw_collect(gw_port *port, uint64_t until_ns);                   /* waits for something new -> length of the backlog | -EINTR */
 int gw_take(gw_port *port, int count, uint32_t reason, uint64_t *taken);             /* -> n; taken: n pairs of ticket, described request */
+int gw_admit(gw_port *port, int count, uint64_t *taken);            /* the same for requests that run for many batches */
 int gw_take_these(gw_port *port, const uint64_t *tickets, int count, uint32_t reason, uint64_t *taken); /* the same for any of the backlog */
 int64_t gw_peek(gw_port *port, int64_t ticket);                     /* -> described request */
 int gw_begin_look(gw_port *port, int64_t ticket);
@@ -105,6 +106,14 @@ int gw_untake(gw_port *port, int64_t ticket);
 int gw_respond(gw_port *port, int64_t ticket, uint32_t kind, const void *meta, uint32_t meta_bytes, const void *data, uint64_t data_bytes);
 int gw_responded(gw_port *port, int64_t ticket, uint64_t response);
 int gw_finish(gw_port *port, const uint64_t *taken, int n);
+/* Answers piece by piece (stream.c) */
+uint64_t gw_stream_bytes(uint32_t most, uint32_t entry_bytes);      /* what the response area has to have */
+int64_t gw_stream_open(gw_port *port, int64_t ticket, uint32_t most, uint32_t entry_bytes);
+int gw_stream_copy(gw_port *port, int64_t ticket, void *into, uint32_t n, uint32_t entry_bytes);
+int gw_stream_append(gw_port *port, const uint64_t *tickets, const uint32_t *at, const char *entries, uint32_t n, uint32_t entry_bytes, int *gone);
+int gw_stream_gone(gw_port *port, const uint64_t *tickets, uint32_t n, int *gone);
+int gw_stream_end(gw_port *port, int64_t ticket, uint32_t finish, const uint32_t counts[3], const void *error, uint32_t error_bytes);
+int64_t gw_stream_wait(gw_port *port, int64_t ticket, uint32_t seen, uint64_t deadline_ns, uint64_t slice_ns); /* the frontend's */
 int gw_refuse(gw_port *port, int64_t ticket, uint32_t kind);        /* READY -> DONE with an empty response of this kind */
 int gw_refuse_with(gw_port *port, int64_t ticket, uint32_t kind, const void *data, uint32_t bytes); /* at most GW_MAX_REFUSAL */
 #define GW_MAX_REFUSAL 448
@@ -149,6 +158,8 @@ int gw_set_info(gw_port *port, const char *info, uint32_t bytes);
 void gw_set_wake(gw_port *port, uint32_t wake);
 void gw_heartbeat(gw_port *port, uint64_t now_ns);
 void gw_batch_done(gw_port *port, const gw_batch *batch, uint64_t run_ns, uint64_t now_ns);
+void gw_begin_step(gw_port *port);
+void gw_end_step(gw_port *port, uint32_t size, uint32_t reason);
 void gw_count_client(gw_port *port, uint32_t outcome);
 uint64_t gw_retry_after_ns(const gw_port *port);
 

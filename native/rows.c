@@ -50,7 +50,7 @@ static uint64_t description(cursor *c, const gw_rows *what, const gw_field *fiel
             if (extent != (uint64_t)wanted) c->bad = 1;
         } else {
             uint32_t *named = &extents[-1 - wanted], most = what->most[-1 - wanted];
-            if (!extent || extent > UINT32_MAX || (most && extent > most) || (*named && *named != extent)) c->bad = 1;
+            if (!extent || (most && extent > most) || (*named && *named != extent)) c->bad = 1;
             *named = (uint32_t)extent;
         }
         if (__builtin_mul_overflow(bytes, extent, &bytes)) c->bad = 1;

@@ -10,8 +10,11 @@ from typing import Any
 from gpuworker._native import ffi, lib
 from gpuworker.scheduling.decision import Reason
 from gpuworker.segment.execution import Execution
+from gpuworker.segment.generation import Generation
 from gpuworker.segment.segment import Segment, state_name
 
+GENERATION_WORD = 32
+"""Of gw_header.execution, from which on a generating owner counts."""
 _BUCKETS: int = lib.GW_BUCKETS
 _HISTOGRAM_WORDS = _BUCKETS + 2
 _OWNER_COUNTERS = (
@@ -110,6 +113,8 @@ class Stats:
     options: dict[str, Any]
     execution: Execution | None = None
     """Of a TensorHandler that has run a batch."""
+    generation: Generation | None = None
+    """Of a worker that generates."""
 
     @classmethod
     def of(cls, name: str) -> Stats:
@@ -193,7 +198,8 @@ class Stats:
             wake=wake,
             handler=info.get("handler", ""),
             options=info.get("options", {}),
-            execution=Execution.of(_execution(segment)),
+            execution=Execution.of(words := _execution(segment)),
+            generation=Generation.of(words[GENERATION_WORD:]),
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -22,7 +22,9 @@ class Handler:
     def __init__(self, source: Any) -> None:
         self._target = locate(source) if isinstance(source, str) else source
         self.name = source if isinstance(source, str) else name_of(source)
-        if not callable(getattr(self._target, "run_batch", None)) and (inspect.isclass(self._target) or not callable(self._target)):
+        self.is_generating = hasattr(self._target, "make_loop")
+        is_runnable = self.is_generating or callable(getattr(self._target, "run_batch", None))
+        if not is_runnable and (inspect.isclass(self._target) or not callable(self._target)):
             raise TypeError(
                 f"handler {self.name} has no run_batch(requests: list) -> list; give a function, a class with that method, an instance, or 'module:attr'"
             )
@@ -33,6 +35,8 @@ class Handler:
         self.examples: list[Any] = []
         self.make_runner: Callable[..., Any] | None = None
         """Of a TensorHandler that has loaded: makes the Runner of its batches."""
+        self.make_loop: Callable[..., Any] | None = None
+        """Of a GenerationHandler that has loaded: makes the Loop that serves its requests."""
         self.contract: dict[str, Any] | None = None
         """Of a TensorHandler that has loaded: what its clients have to know."""
 
@@ -47,7 +51,7 @@ class Handler:
         target: Any = self._target() if inspect.isclass(self._target) else self._target
         self._target = target
         is_tensor_handler = callable(getattr(target, "make_runner", None))
-        if is_tensor_handler:
+        if is_tensor_handler or self.is_generating:
             target.configure(options)
         elif options is not None and options.device_options:
             raise ValueError(f"{options.device_options[0]}: {self.name} runs its batches by itself; this option is for a gpuworker.TensorHandler")
@@ -57,6 +61,10 @@ class Handler:
         if is_tensor_handler:
             target.prepare()
             self.make_runner, self.contract = target.make_runner, target.contract()
+        if self.is_generating:
+            target.prepare()
+            self.make_loop, self.contract = target.make_loop, target.contract()
+            return
         self.run_batch = getattr(target, "run_batch", None) or target
         length = getattr(target, "length", None)
         self.length = length if callable(length) else None

@@ -19,7 +19,7 @@ from gpuworker.worker.exchange import Exchange
 from gpuworker.worker.handler import Handler
 from gpuworker.worker.line import Line, PlainLine
 from gpuworker.worker.options import WorkerOptions
-from gpuworker.worker.runner import Flight, ListRunner, Runner
+from gpuworker.worker.runner import Flight, ListRunner, Loop, Runner
 from gpuworker.worker.scheduled_line import ScheduledLine
 
 TICK_NS = 100_000_000  # longest sleep: bounds what a wake-up lost to a killed frontend can cost
@@ -33,10 +33,11 @@ class Owner:
         self._port = segment.port
         self._exchange = Exchange(segment, options)
         self.line: Line
-        if options.is_plain:
+        if options.is_plain or handler.is_generating:
             self.line = PlainLine(segment, options)
         else:
             self.line = ScheduledLine(segment, options, self._exchange)
+        self._loop: Loop | None = None
         self._runner: Runner = ListRunner(segment, handler, self._exchange, options.isolate_errors)
         self._taken: list[Any] = []  # a buffer per batch that may be on its way
         self._dispatched = 0
@@ -47,6 +48,8 @@ class Owner:
 
     def prepare(self) -> None:
         """The handler has loaded."""
+        if self.handler.make_loop is not None:
+            self._loop = self.handler.make_loop(self.segment, self._exchange)
         if self.handler.make_runner is not None:
             self._runner = self.handler.make_runner(self.segment, self._exchange, self.options.isolate_errors)
         self._taken = [ffi.new("uint64_t[]", 2 * self.segment.capacity) for _ in range(self._runner.depth)]
@@ -69,11 +72,18 @@ class Owner:
         """When draining has to be over; None while serving."""
         return None if self.is_handing_over else self._stop_ns
 
+    def collect(self, until_ns: int) -> int:
+        """See Turn.collect."""
+        return self.line.collect(until_ns)
+
     def run(self, on_ready: Callable[[], None]) -> None:
         """Serves until `stop`, then drains."""
         if self._stop_ns is None:
             lib.gw_set_state(self._port, State.SERVING)
         on_ready()
+        if self._loop is not None:
+            self._loop.run(self)
+            return
         collect, decide, clock_ns = self.line.collect, self.line.decide, time.monotonic_ns
         runner, flights, depth = self._runner, self._flights, self._runner.depth
         wait_until_ns = 0
@@ -140,4 +150,6 @@ class Owner:
     def close(self) -> None:
         """After `run`, however that ended."""
         self._runner.close()
+        if self._loop is not None:
+            self._loop.close()
         self.line.close()

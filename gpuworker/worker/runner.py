@@ -68,6 +68,34 @@ class Runner(Protocol):
         ...
 
 
+class Turn(Protocol):
+    """What a Loop sees of the owner that it runs for."""
+
+    @property
+    def stop_ns(self) -> int | None:
+        """When draining has to be over; None while serving."""
+        ...
+
+    is_handing_over: bool
+    """The next owner is waiting for what has not been answered."""
+
+    def collect(self, until_ns: int) -> int:
+        """See Line.collect."""
+        ...
+
+
+class Loop(Protocol):
+    """In place of line and runner, for requests that run for many batches."""
+
+    def run(self, turn: Turn) -> None:
+        """Serves until the turn is over. Raises DeviceLost."""
+        ...
+
+    def close(self) -> None:
+        """Nothing more is served."""
+        ...
+
+
 class ListRunner:
     """For `run_batch(requests: list) -> list`: a batch has ended when `begin` returns."""
 

@@ -89,7 +89,7 @@ static inline void work(gw_port *owner, int64_t ticket, uint64_t request) {
 /* Answers what was taken. The requests are read only now: nobody may have touched them, not even if their senders died meanwhile. */
 static inline int answer_taken(gw_port *owner, const uint64_t *taken, int n) {
     for (int k = 0; k < n; k++) work(owner, (int64_t)taken[2 * k], taken[2 * k + 1]);
-    gw_finish(owner, taken, n);
+    for (int k = 0; k < n; k++) gw_finish(owner, taken + 2 * k, 1); /* they may be of several batches, each of which ends with its first */
     for (int k = 0; k < n; k++) spill_clean_up(owner, (int64_t)taken[2 * k]);
     return n;
 }
@@ -105,7 +105,12 @@ static inline int answer(void) {
     w.held = 0;
     return n;
 }
-static inline int serve(void) { return take(), answer(); }
+/* What was running when an owner died is a batch of its own, taken when nothing else is on its way: so it comes last. */
+static inline int serve(void) {
+    int served = 0;
+    for (int n = 1; n; served += n) take(), n = answer();
+    return served;
+}
 
 /* The keeper's round: takes back what those held who are proved dead by the lock that the kernel has dropped. */
 static inline int reap(void) {

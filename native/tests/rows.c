@@ -356,8 +356,8 @@ static void rows_that_lie(void) {
 
 /* Extents whose product, in 64 bits, is small again. */
 static void products_that_wrap(void) {
-    static const uint32_t extents[][3] = {{1u << 31, 1u << 31, 1}, {1u << 30, 1u << 30, 4}, {1u << 31, 1u << 31, 1u << 31}, {UINT32_MAX, UINT32_MAX, UINT32_MAX},
-                                          {1, 1u << 31, 1u << 31}, {0xaaaaaaab, 0xc0000001, 1u << 31}};
+    static const uint32_t extents[][3] = {{1u << 31, 1u << 31, 1}, {1u << 30, 1u << 30, 4}, {1u << 31, 1u << 31, 1u << 31}, {1, 1u << 31, 1u << 31},
+                                          {UINT32_MAX, UINT32_MAX, UINT32_MAX}, {0xaaaaaaab, 0xc0000001, 1u << 31}};
     for (size_t k = 0; k < sizeof extents / sizeof *extents; k++) {
         world w = {.n = 1, .what = {.count = 1, .dims = 3}, .taken = {0}};
         w.what.field[0] = (gw_field){.dtype = "\xa3<f4", .dtype_bytes = 4, .ndim = 3, .itemsize = 4, .shape = {-1, -2, -3}};

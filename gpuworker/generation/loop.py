@@ -1,0 +1,232 @@
+"""The owner's loop for generation: requests join and leave between the steps of the model, and their tokens go out as they come."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import time
+from typing import Any
+
+from gpuworker._native import ffi, lib
+from gpuworker.errors import InvalidRequest
+from gpuworker.execution.failures import Failure, kind_of
+from gpuworker.generating import FINISH, GenerationRequest, entry_bytes
+from gpuworker.generation.engine import Emitted, Engine
+from gpuworker.generation.sequence import Sequence
+from gpuworker.generation.tally import Tally
+from gpuworker.payload import encode_error
+from gpuworker.scheduling import Reason
+from gpuworker.segment import Segment
+from gpuworker.worker.exchange import Exchange, bare
+from gpuworker.worker.runner import DeviceLost, Turn
+
+log = logging.getLogger("gpuworker")
+
+TICK_NS = 100_000_000
+_FINISH = {reason: code for code, reason in enumerate(FINISH)}
+
+
+class GenerationLoop:
+    """See worker/runner.py: Loop.
+
+    A request is taken from the ring as soon as it is seen, and waits for blocks in the scheduler; so it is RUNNING all the time. When its owner dies it is
+    queued again, and the next owner finds in its slot which tokens were sent (native/stream.c), and goes on behind them.
+    """
+
+    def __init__(self, engine: Engine, segment: Segment, exchange: Exchange, name: str, vocabulary: int) -> None:
+        self._engine, self._port, self._exchange, self._name, self._vocabulary = engine, segment.port, exchange, name, vocabulary
+        self._response_bytes = segment.response_bytes
+        self._live: dict[int, _Live] = {}
+        self._taken = ffi.new("uint64_t[]", 2 * segment.capacity)
+        self._tickets, self._at = ffi.new("uint64_t[]", segment.capacity), ffi.new("uint32_t[]", segment.capacity)
+        self._gone = ffi.new("int[]", segment.capacity)
+        self.tally = Tally(segment.port, engine.scheduler.pool.block_tokens)
+
+    def run(self, turn: Turn) -> None:
+        """See Loop.run."""
+        until_ns = 0
+        while True:
+            count = turn.collect(until_ns)
+            now_ns = time.monotonic_ns()
+            if turn.is_handing_over:
+                self._hand_back()
+                return
+            if count:
+                self._admit(count)
+            self._drop_gone()
+            stop_ns = turn.stop_ns
+            if stop_ns is not None and (now_ns >= stop_ns or not self._live):
+                self._end_all()
+                lib.gw_refuse_all(self._port, lib.GW_KIND_DRAINING)
+                return
+            if self._engine.is_busy:
+                self._step()
+                until_ns = 0
+            else:
+                self.tally.publish(self._engine.scheduler.stats())
+                until_ns = now_ns + TICK_NS
+
+    # Joining.
+
+    def _admit(self, count: int) -> None:
+        n = lib.gw_admit(self._port, count, self._taken)
+        pairs = ffi.unpack(self._taken, 2 * n)
+        for ticket, request in zip(pairs[::2], pairs[1::2], strict=True):
+            try:
+                self._add(ticket, request)
+            except Exception as error:  # its sender's; what is wrong with it concerns nobody else
+                self._exchange.answer(ticket, bare(error))
+                self._finish(ticket)
+        self._exchange.clean_up()
+
+    def _add(self, ticket: int, described: int) -> None:
+        request = GenerationRequest.from_payload(self._exchange.read_one(ticket, described))
+        if request.ids and not 0 <= min(request.ids) <= max(request.ids) < self._vocabulary:
+            raise InvalidRequest(f"ids: this model's tokens go from 0 to {self._vocabulary - 1:,}")
+        entry = request.entry
+        written = lib.gw_stream_open(self._port, ticket, max(request.max_tokens, 0), entry.itemsize)
+        if written == -errno.EMSGSIZE:
+            needed = lib.gw_stream_bytes(request.max_tokens, entry.itemsize)
+            raise InvalidRequest(
+                f"max_tokens={request.max_tokens:,}: an answer of so many tokens takes {needed:,} bytes, and this worker has room for {self._response_bytes:,}; "
+                "ask for fewer, or start it with a larger max_response_bytes"
+            )
+        if written < 0:
+            return  # nobody waits for it any more
+        sequence = Sequence(
+            ticket,
+            request.ids,
+            max_tokens=request.max_tokens,
+            generated=self._sent(ticket, written, entry),
+            stop_ids=request.stop_ids,
+            ignore_eos=request.ignore_eos,
+            priority=request.priority,
+            arrival_ns=time.monotonic_ns(),
+            sampling=request.sampling,
+        )
+        self._engine.scheduler.add(sequence)
+        self._live[ticket] = _Live(sequence, entry, written)
+        if sequence.is_finished:
+            self._end(sequence)
+
+    def _sent(self, ticket: int, count: int, entry: Any) -> list[int]:
+        """The tokens that an owner before us has sent."""
+        if not count:
+            return []
+        import numpy as np
+
+        found = np.empty(count, entry)
+        lib.gw_stream_copy(self._port, ticket, ffi.from_buffer(found), count, entry.itemsize)
+        tokens: list[int] = found["token"].tolist()
+        if not 0 <= min(tokens) <= max(tokens) < self._vocabulary:
+            raise InvalidRequest("what was sent of this answer is not what it was: somebody has written over it")
+        return tokens
+
+    # Going on.
+
+    def _step(self) -> None:
+        engine = self._engine
+        lib.gw_begin_step(self._port)
+        try:
+            emitted, finished = engine.step()
+        except Exception as error:
+            self._failed(error)
+            return
+        finally:
+            if lib.gw_is_forked(self._port):
+                os._exit(os.EX_SOFTWARE)
+            is_full = len(engine.scheduler.running) >= engine.scheduler.max_running
+            lib.gw_end_step(self._port, len(engine.planned), Reason.FULL if is_full else Reason.AGE)
+        self._send([one for one in emitted if one.error is None])
+        for one in emitted:
+            if one.error is not None:
+                self._end(one.sequence)
+        for sequence in finished:
+            self._end(sequence)
+        self.tally.publish_when_due(engine.scheduler.stats)
+
+    def _send(self, emitted: list[Emitted]) -> None:
+        """Appends a token to each answer; in one native call for those whose entries look alike, which mostly is all."""
+        by_size: dict[int, list[Emitted]] = {}
+        for one in emitted:
+            live = self._live.get(one.sequence.ticket)
+            if live is not None:
+                by_size.setdefault(live.entry.itemsize, []).append(one)
+        for size, those in by_size.items():
+            tickets = [one.sequence.ticket for one in those]
+            lives = [self._live[ticket] for ticket in tickets]
+            self._tickets[0 : len(those)] = tickets
+            self._at[0 : len(those)] = [live.written for live in lives]
+            if size == 4:
+                entries = b"".join([one.token.to_bytes(4, "little") for one in those])
+            else:
+                entries = b"".join([entry_bytes(live.entry, one.token, one.logprob, one.top) for one, live in zip(those, lives, strict=True)])
+            lib.gw_stream_append(self._port, self._tickets, self._at, entries, len(those), size, self._gone)
+            for live in lives:
+                live.written += 1
+            self.tally.tokens += len(those)
+
+    def _failed(self, error: Exception) -> None:
+        """The model could not make the step."""
+        if kind_of(error) is Failure.DEVICE_LOST:
+            log.critical("%s: the device is lost, and the owner ends: %s", self._name, error)
+            raise DeviceLost(str(error)) from error
+        log.error("%s failed on a step of %d sequences", self._name, len(self._engine.planned), exc_info=error)
+        for sequence in self._engine.fail_planned(error):
+            self._end(sequence)
+
+    # Leaving.
+
+    def _drop_gone(self) -> None:
+        """Cancels what nobody waits for any more: its blocks are free before the next step."""
+        if not self._live:
+            return
+        tickets = list(self._live)
+        self._tickets[0 : len(tickets)] = tickets
+        n = lib.gw_stream_gone(self._port, self._tickets, len(tickets), self._gone)
+        for k in ffi.unpack(self._gone, n) if n else ():
+            live = self._live.pop(tickets[k])
+            self._engine.scheduler.cancel(live.sequence)
+            self._finish(tickets[k])
+
+    def _end(self, sequence: Sequence) -> None:
+        """Says how it has ended."""
+        live = self._live.pop(sequence.ticket, None)
+        if live is None:
+            return
+        error = sequence.error
+        blob = b""
+        if error is not None:
+            blob = encode_error(error if isinstance(error, BaseException) else RuntimeError(str(error)), lib.GW_STREAM_ERROR)
+        counts = (sequence.prompt_tokens, len(sequence.tokens) - sequence.prompt_tokens, 0)
+        lib.gw_stream_end(self._port, sequence.ticket, _FINISH[sequence.finish_reason or "error"], counts, blob, len(blob))
+        self._finish(sequence.ticket)
+
+    def _finish(self, ticket: int) -> None:
+        lib.gw_finish(self._port, ffi.new("uint64_t[2]", [ticket, 0]), 1)
+
+    def _end_all(self) -> None:
+        """The worker ends, and these have not finished in time."""
+        for ticket, live in list(self._live.items()):
+            self._engine.scheduler.cancel(live.sequence)
+            lib.gw_responded(self._port, ticket, lib.GW_KIND_DRAINING << 54)
+            self._finish(ticket)
+        self._live.clear()
+
+    def _hand_back(self) -> None:
+        """The next owner goes on with them."""
+        for ticket, live in self._live.items():
+            self._engine.scheduler.cancel(live.sequence)
+            lib.gw_untake(self._port, ticket)
+        self._live.clear()
+
+    def close(self) -> None:
+        """See Loop.close."""
+
+
+class _Live:
+    __slots__ = ("entry", "sequence", "written")
+
+    def __init__(self, sequence: Sequence, entry: Any, written: int) -> None:
+        self.sequence, self.entry, self.written = sequence, entry, written

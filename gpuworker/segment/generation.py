@@ -1,0 +1,43 @@
+"""Statistics of a worker that generates."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+COUNTERS = (
+    "steps", "tokens", "prompt_tokens", "prefix_hit_tokens", "preemptions", "running", "waiting", "blocks_used", "blocks_cached", "blocks_free", "block_tokens",
+    "waste_ppm",
+)  # fmt: skip
+"""In the order of gw_header.execution, from GENERATION on; what writes them is generation/tally.py."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Generation:
+    """What a GenerationHandler's owner has done since its start, and holds now. Up to 0.2 s old.
+
+    tokens: generated and sent; prompt_tokens: computed for prompts, and again after preemptions; prefix_hit_tokens: found in the cache instead. running, waiting: sequences.
+    blocks of `block_tokens` tokens each; blocks_cached are free, and hold prefixes that may be asked for again. waste: share of used blocks' room that holds nothing.
+    """
+
+    steps: int
+    tokens: int
+    prompt_tokens: int
+    prefix_hit_tokens: int
+    preemptions: int
+    running: int
+    waiting: int
+    blocks_used: int
+    blocks_cached: int
+    blocks_free: int
+    block_tokens: int
+    waste: float
+
+    @classmethod
+    def of(cls, words: Sequence[int]) -> Generation | None:
+        """From the words; None where nothing generates."""
+        counts = dict(zip(COUNTERS, words, strict=False))
+        if not counts["block_tokens"]:
+            return None
+        waste = counts.pop("waste_ppm") / 1e6
+        return cls(**counts, waste=waste)
