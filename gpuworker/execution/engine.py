@@ -40,8 +40,9 @@ class Engine:
         graphs: bool = True,
         graph_memory_bytes: int | None = None,
         state: Callable[[], list[torch.Tensor]] = list,
+        tolerance: float | None = None,
     ) -> None:
-        """For the parameters after `device` see TensorHandler. Raises RuntimeError and ValueError for a device, a grid or a signature that cannot be."""
+        """For the parameters after `device` see TensorHandler; tolerance: see CudaExecutor. Raises RuntimeError and ValueError for a device, a grid or a signature that cannot be."""
         self.signature, self.grid, self.device = signature, grid, device
         dims = signature.dims
         self._inputs = Fields(signature.inputs, not signature.single_input, dims, signature.max_extents)
@@ -51,7 +52,7 @@ class Engine:
         if device.type == "cuda":
             self.executor = CudaExecutor(
                 program, arrays, dims, grid.shapes(), device=device, depth=depth or 2, graphs=graphs, graph_memory_bytes=graph_memory_bytes, state=state,
-                example=self._fill,
+                example=self._fill, tolerance=tolerance,
             )  # fmt: skip
         else:
             self.executor = CpuExecutor(program, arrays, dims, depth or 1)

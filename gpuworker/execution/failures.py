@@ -44,7 +44,7 @@ def kind_of(error: BaseException, synchronize: Callable[[], None] | None = None)
     because after a sticky error every call fails.
     """
     is_doubtful = False
-    for cause in _chain(error):
+    for cause in causes(error):
         if isinstance(cause, (torch.OutOfMemoryError, MemoryError)):
             return Failure.OUT_OF_MEMORY
         if not isinstance(cause, RuntimeError):
@@ -67,7 +67,7 @@ def _is_of_the_device(error: BaseException) -> bool:
     return isinstance(error, torch.AcceleratorError) or bool(_OF_THE_DEVICE.search(str(error)))
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
+def causes(error: BaseException) -> Iterator[BaseException]:
     """The error, what it was raised from, what that was raised from, and so on."""
     seen: set[int] = set()
     cause: BaseException | None = error
@@ -79,7 +79,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 def first_cause(error: BaseException) -> BaseException:
     """Where a chain of errors began: what ends a capture is only followed by errors about a capture that was ended."""
-    return list(_chain(error))[-1]
+    return list(causes(error))[-1]
 
 
 def check_device(name: str | None, api: Any = torch.cuda, is_built: Callable[[], bool] = torch.backends.cuda.is_built) -> torch.device:

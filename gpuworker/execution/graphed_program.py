@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from gpuworker.execution.executor import Array, Program, Tensors
-from gpuworker.execution.failures import Failure, kind_of
+from gpuworker.execution.failures import Failure, causes, kind_of
 from gpuworker.execution.graph_capture import Captured, CaptureError, Capturer, StaticInputs, agree, copy_all
 from gpuworker.execution.graph_state import Snapshot, State
 from gpuworker.execution.graphs import GraphCache
@@ -163,7 +163,8 @@ class GraphedProgram:
 
 def free_after(error: BaseException, api: Any) -> None:
     """Gives memory back after an error that was for want of it. From within its `except`."""
-    traceback.clear_frames(error.__traceback__)  # they hold what the program had made so far
+    for cause in causes(error):
+        traceback.clear_frames(cause.__traceback__)  # they hold what the program had made so far
     with contextlib.suppress(Exception):
         api.empty_cache()
 

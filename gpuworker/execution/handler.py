@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("gpuworker")
 MOST_EXAMPLES = 16
+HALF_TOLERANCE = 5e-2
+"""By which a graph's outputs may differ from an eager run's where the program computes with 16 bits, whatever its outputs' dtypes are."""
 
 
 class TensorHandler:
@@ -159,6 +161,7 @@ class TensorHandler:
             graphs=self.cuda_graphs if options.cuda_graphs is None else options.cuda_graphs,
             graph_memory_bytes=self.graph_memory_bytes,
             state=self.state,
+            tolerance=HALF_TOLERANCE if dtype in (torch.bfloat16, torch.float16) else None,
         )
         if device.type == "cuda":
             self._prepared().warm()
