@@ -29,7 +29,7 @@ import numpy as np
 
 import gpuworker
 from gpuworker.execution.encoder import HFEncoder
-from gpuworker.worker.encoder_files import EncoderFiles, buckets
+from gpuworker.execution.encoder_files import EncoderFiles, buckets
 
 CLIENTS = 2
 ROWS = 32

@@ -37,6 +37,7 @@ from gpuworker.errors import (
 from gpuworker.tensors import TensorSpec
 
 if TYPE_CHECKING:
+    from gpuworker.client.stream import Delta, Generation, Stream, TokenLogprob, Usage
     from gpuworker.execution.handler import TensorHandler
     from gpuworker.segment.stats import Stats
     from gpuworker.worker import Worker, WorkerOptions, serve
@@ -47,6 +48,8 @@ __all__ = [
     "BudgetExceeded",
     "Client",
     "DeadlineExceeded",
+    "Delta",
+    "Generation",
     "GpuWorkerError",
     "InvalidRequest",
     "PayloadTooLarge",
@@ -57,9 +60,12 @@ __all__ = [
     "RequestTooLong",
     "SegmentError",
     "Stats",
+    "Stream",
     "TensorHandler",
     "TensorSpec",
+    "TokenLogprob",
     "UnsupportedPayload",
+    "Usage",
     "Worker",
     "WorkerAlreadyRunning",
     "WorkerDied",
@@ -74,6 +80,10 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """These are loaded when first used: a frontend never pays for them."""
+    if name in ("Delta", "Generation", "Stream", "TokenLogprob", "Usage"):
+        import gpuworker.client.stream
+
+        return getattr(gpuworker.client.stream, name)
     if name == "Stats":
         from gpuworker.segment.stats import Stats
 

@@ -90,7 +90,7 @@ int gw_cancel(gw_port *port, int64_t ticket);                       /* 0 never r
 int gw_phase(gw_port *port, int64_t ticket);
 int64_t gw_unsettled(gw_port *port);                                /* see ring.c */
 
-/* Owner (owner.c, recovery.c). One thread forms and finishes batches; gw_expire and gw_reap may run in one other thread. */
+/* Owner (queue.c, owner.c, batch.c, recovery.c). One thread forms and finishes batches; gw_expire and gw_reap may run in one other thread. */
 int gw_open_backlog(gw_port *port);                                 /* queue.c */
 const gw_item *gw_backlog(const gw_port *port);                      /* what is collected and not taken, oldest first */
 int gw_collect(gw_port *port, uint64_t until_ns);                   /* waits for something new -> length of the backlog | -EINTR */
@@ -124,7 +124,7 @@ int gw_free_strays(gw_port *port);
 int gw_recover(gw_port *port, uint32_t max_attempts, uint32_t kind);
 void gw_count_alive(gw_port *port);
 void gw_nudge(gw_port *port);                                       /* ends the owner's gw_collect, or its next one; for the owner's other threads */
-void gw_bell(gw_port *port);                                        /* wakes the owner's gw_collect, e.g. to stop */
+void gw_bell(gw_port *port);                                        /* wakes an owner that sleeps in gw_collect; see gw_nudge */
 void gw_wake_all(gw_port *port);                                    /* wakes every waiting frontend, to look at the owner's state */
 int gw_count(gw_port *port, uint32_t phase);
 void gw_set_state(gw_port *port, uint32_t state);

@@ -62,7 +62,7 @@ int gw_stream_append(gw_port *port, const uint64_t *tickets, const uint32_t *at,
             continue;
         }
         gw_stream *stream = stream_of(port, ticket);
-        if (gw_stream_bytes(at[k] + 1, entry_bytes) > port->response_bytes) continue; /* the caller has counted wrong */
+        if (at[k] == UINT32_MAX || gw_stream_bytes(at[k] + 1, entry_bytes) > port->response_bytes) continue; /* the caller has counted wrong */
         memcpy(entry_at(stream, entry_bytes, at[k]), entries + (uint64_t)k * entry_bytes, entry_bytes); /* S1 */
         GW_POINT(stream_copied);
         atomic_store_explicit(&stream->written, at[k] + 1, memory_order_release);                          /* S2 */
@@ -84,11 +84,12 @@ int gw_stream_gone(gw_port *port, const uint64_t *tickets, uint32_t n, int *gone
     return abandoned;
 }
 
-/* The response: how it ended, three counts, and an error's description, cut at GW_STREAM_ERROR. gw_finish publishes it. */
+/* The response: how it ended, three counts, and an error's description, left out if it is longer than GW_STREAM_ERROR. gw_finish publishes it. */
 int gw_stream_end(gw_port *port, int64_t ticket, uint32_t finish, const uint32_t counts[3], const void *error, uint32_t error_bytes) {
     gw_slot *slot = gw_slot_at(port, ticket);
     if (!slot) return -EINVAL;
     if (!gw_is_taken(slot, ticket)) return -ESTALE;
+    if (gw_stream_bytes(0, 0) > port->response_bytes) return -EMSGSIZE;
     gw_stream *stream = stream_of(port, ticket);
     if (error_bytes > GW_STREAM_ERROR) error_bytes = 0;
     memcpy(stream->counts, counts, sizeof stream->counts);
@@ -100,30 +101,37 @@ int gw_stream_end(gw_port *port, int64_t ticket, uint32_t finish, const uint32_t
     return 0;
 }
 
+/* More than `seen` entries, or the end: as gw_stream_wait, or -EINPROGRESS. */
+static int64_t look(gw_port *port, const gw_stream *stream, int64_t ticket, uint32_t seen) {
+    int64_t response = gw_poll(port, ticket); /* the word first: after DONE nothing is appended, so what is counted then is all */
+    if (response < 0 && response != -EINPROGRESS) return response;
+    if (GW_LOAD(&stream->life) == gw_life_of(ticket)) {
+        uint32_t written = GW_LOAD(&stream->written); /* R2 */
+        if (written > seen) return written;
+    }
+    return response < 0 ? response : GW_DELIVERED;
+}
+
 /* Waits until there are more than `seen` entries. -> how many, or GW_DELIVERED when there will be none and the request is answered (gw_poll tells with what);
  * else as gw_wait. */
 int64_t gw_stream_wait(gw_port *port, int64_t ticket, uint32_t seen, uint64_t deadline_ns, uint64_t slice_ns) {
     uint64_t until = gw_now() + slice_ns;
     if (deadline_ns && deadline_ns < until) until = deadline_ns;
     gw_slot *slot = gw_slot_at(port, ticket);
+    gw_unsettled(port);
     if (!slot) return -EINVAL;
+    const gw_stream *stream = stream_of(port, ticket);
     uint32_t posts = 0;
     for (int round = 0;; round++) {
-        if (round) posts = gw_semaphore_declare(&slot->semaphore); /* R1 */
-        int64_t response = gw_poll(port, ticket); /* the word first: after DONE nothing is appended, so what is counted then is all */
-        if (response < 0 && response != -EINPROGRESS) return response;
-        gw_stream *stream = stream_of(port, ticket);
-        if (GW_LOAD(&stream->life) == gw_life_of(ticket)) {
-            uint32_t written = GW_LOAD(&stream->written); /* R2 */
-            if (written > seen) return written;
-        }
-        if (response >= 0) return GW_DELIVERED;
+        if (round) posts = gw_semaphore_declare(&slot->semaphore); /* R1; the first look is free of that: there may be more already */
+        int64_t result = look(port, stream, ticket, seen);
+        if (result != -EINPROGRESS) return result;
         if (!round) continue;
-        if (atomic_load_explicit(&port->header->state, memory_order_seq_cst) > GW_DRAINING) return -ETIMEDOUT;
+        if (atomic_load_explicit(&port->header->state, memory_order_seq_cst) > GW_DRAINING) return -ETIMEDOUT; /* as in gw_wait */
         GW_POINT(stream_sleeping);
         int problem = gw_semaphore_sleep(&slot->semaphore, posts, until); /* R3 */
-        if (problem) {
-            if (gw_poll(port, ticket) == -EINPROGRESS && (GW_LOAD(&stream->life) != gw_life_of(ticket) || GW_LOAD(&stream->written) <= seen)) return problem;
-        }
+        if (!problem && gw_now() < until) continue; /* or whoever scribbles over the semaphore would keep us from sleeping, and from going */
+        result = look(port, stream, ticket, seen);
+        return result != -EINPROGRESS ? result : problem ? problem : -ETIMEDOUT;
     }
 }

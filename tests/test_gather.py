@@ -115,7 +115,7 @@ class Pipeline:
 
     def land(self):
         lane, shape, requests, extents = self.flights.popleft()
-        outputs = self.engine.results(lane, shape).arrays
+        outputs = self.engine.results(lane, shape)[1]
         for i, request in enumerate(requests):
             check(self.engine.row(outputs, i, extents[i]), request)
 

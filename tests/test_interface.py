@@ -36,6 +36,7 @@ def test_every_error_is_exported_and_derives_from_the_base():
         ("client", {"client", "segment", "payload", "errors", "_native", "tensors"}),
         ("testing", {"testing", "scheduling"}),
         ("tuning", {"tuning", "testing", "scheduling", "payload", "worker"}),
+        ("worker", {"worker", "client", "segment", "payload", "scheduling", "errors", "_native"}),
     ],
 )
 def test_import_rules(room, allowed):

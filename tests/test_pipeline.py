@@ -4,8 +4,10 @@ import threading
 
 import numpy as np
 import pytest
+import torch
 
 import gpuworker
+from gpuworker import TensorHandler, TensorSpec
 from tests.conftest import eventually
 from tests.tensor_handlers import Held, Summed
 from tests.test_tensor_handler import check, some
@@ -106,12 +108,30 @@ def test_draining_finishes_both_batches_on_their_way(held):
     assert [one.result(60).item() for one in pending] == [1, 2, 3]
 
 
-def test_an_idle_pipeline_answers_a_lone_request(held):
+def test_an_idle_pipeline_answers_a_lone_request(held, monkeypatch):
     """The end of its run wakes the owner: nothing else happens."""
+    monkeypatch.setattr("gpuworker.worker.owner.TICK_NS", 10**15)
     handler, _, client = held()
     for k in range(200):
         assert client.submit(number(k), timeout=60).item() == k + 1
     assert handler.batches == [[k] for k in range(200)]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_forward_may_return_the_same_tensor_each_time(in_process, depth):
+    class Kept(TensorHandler):
+        inputs = TensorSpec("int64", (256,))
+        outputs = TensorSpec("int64", (256,))
+
+        def load(self):
+            self.out = torch.zeros(64, 256, dtype=torch.int64)
+
+        def forward(self, x):
+            return torch.add(x, 1, out=self.out[: len(x)].detach())
+
+    client = gpuworker.connect(in_process(Kept, pipeline_depth=depth, max_batch_size=4).name)
+    requests = [np.full(256, k) for k in range(2000)]
+    assert all((answer == k + 1).all() for k, answer in enumerate(client.map(requests)))
 
 
 def test_run_times_are_those_of_a_batch_alone(held):

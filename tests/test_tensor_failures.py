@@ -1,6 +1,7 @@
 """What goes wrong in a TensorHandler, and who is told."""
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -110,7 +111,7 @@ def test_out_of_memory_halves_the_batch_and_lowers_the_limit(serve, caplog):
     assert sum(rows > 4 for rows in handler.rows) == 1
     assert outcomes(client, range(16)) == list(range(1, 17))
     assert sum(rows > 4 for rows in handler.rows) == 1
-    eventually(lambda: worker.stats().execution.out_of_memory == 1)
+    eventually(lambda: (found := worker.stats().execution) and found.out_of_memory == 1)
     assert worker.stats().failed == 0
 
 
@@ -135,7 +136,14 @@ def test_out_of_memory_again_in_a_half_is_everybodys(serve):
     _, client = serve(handler, max_batch_size=8)
     handler.rows.clear()
     assert {type(outcome) for outcome in outcomes(client, range(8))} == {gpuworker.RemoteError}
-    assert handler.rows == [8, 4]
+    assert handler.rows == [8, 4, 4]
+
+
+def test_a_bad_request_in_a_batch_that_is_out_of_memory_fails_alone(serve):
+    _, client = serve(Fails(most=4), max_batch_size=8)
+    found = outcomes(client, [1, 2, 3, 4, 5, -6, 7, 8])
+    assert isinstance(found[5], ValueError)
+    assert found[:5] + found[6:] == [2, 3, 4, 5, 6, 8, 9]
 
 
 def test_system_exit_ends_the_owner_and_its_callers_are_told(name):
@@ -205,6 +213,26 @@ class Forks(TensorHandler):
         if pid:
             os.waitpid(pid, 0)
         return x + 1  # in both
+
+
+class ForksWhenAlone(Fails):
+    """So only when a batch is run again."""
+
+    def forward(self, x):
+        if len(x) == 1:
+            Forks.forward(self, x)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_handler_that_forks_while_errors_are_isolated(start, depth):
+    worker = start(ForksWhenAlone, max_wait_ms=60_000, max_batch_size=4, pipeline_depth=depth)
+    client = gpuworker.connect(worker.name)
+    for _ in range(3):
+        found = outcomes(client, [1, 2, -3, 4])
+        assert found[:2] + found[3:] == [2, 3, 5]
+    assert worker.stats().restarts == 0
+    assert not psutil.Process(worker.pid).children()
 
 
 def test_a_handler_that_forks_and_returns_in_both_processes(start):

@@ -9,7 +9,7 @@ import torch
 
 import gpuworker
 from gpuworker import TensorHandler, TensorSpec
-from tests.conftest import eventually
+from tests.conftest import eventually, kill_owner
 from tests.tensor_handlers import FLOATS, Doubled, Summed
 
 
@@ -114,6 +114,64 @@ def test_length_buckets_are_what_batches_are_padded_to(serve):
     assert 1 < stats.padding < 1.7
 
 
+def test_a_batch_is_padded_to_what_the_model_can_take_and_not_to_a_longer_bucket(serve):
+    handler = Summed()
+    _, client = serve(handler, length_buckets=(128, 512))
+    check(request := some(np.random.default_rng(0), 290), client.submit(request))
+    assert handler.shapes[-1] == (1, 300)
+
+
+@pytest.mark.parametrize("options", [{"max_length": 200}, {"max_batch_tokens": 1000}, {"length_buckets": "learn"}], ids=str)
+def test_without_length_buckets_batches_have_the_shapes_of_the_grid(serve, options):
+    handler = Summed()
+    _, client = serve(handler, **options)
+    rng = np.random.default_rng(0)
+    requests = [some(rng, int(n)) for n in rng.integers(1, 200, 100)]
+    for request, answer in zip(requests, client.map(requests), strict=True):
+        check(request, answer)
+    assert {length for _, length in handler.shapes} <= {8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 200, 256, 300}
+
+
+def test_the_same_handler_is_started_again_with_what_it_declares_then(name):
+    class Changes(Doubled):
+        extent = 3
+
+        def load(self):
+            Changes.extent += 1
+            self.inputs = self.outputs = TensorSpec("float32", (Changes.extent,))
+
+    handler = Changes()
+    for extent in (4, 5):
+        with gpuworker.Worker(handler, name=name, in_process=True) as worker:
+            assert worker.connect().submit(np.ones(extent, np.float32)).tolist() == [2] * extent
+
+
+def test_counters_of_an_owner_go_with_it(start):
+    worker = start(Doubled)
+    client = gpuworker.connect(worker.name)
+    for _ in range(3):
+        client.submit(np.ones(4, np.float32))
+    eventually(lambda: worker.stats().execution is not None and worker.stats().execution.batches == 3)
+    kill_owner(worker)
+    eventually(lambda: worker.stats().execution is None)
+    client.submit(np.ones(4, np.float32))
+    eventually(lambda: (found := worker.stats().execution) and found.batches == 1)
+
+
+def test_buffers_of_modules_are_found_wherever_they_are():
+    class Handler(Doubled):
+        def __init__(self):
+            self.one, self.several = torch.nn.BatchNorm1d(3), [torch.nn.BatchNorm1d(3), {"no": "module"}]
+            self.named = {"a": torch.nn.BatchNorm1d(3)}
+
+    class Module(torch.nn.Module, Doubled):
+        def __init__(self):
+            super().__init__()
+            self.inner = torch.nn.BatchNorm1d(3)
+
+    assert (len(Handler().state()), len(Module().state())) == (9, 3)
+
+
 def test_a_latency_budget_uses_run_times_that_were_measured_before_the_first_request(serve):
     worker, client = serve(Summed, latency_budget_ms=60_000, cost_file="off", length_buckets=(50, 300))
     check(request := some(np.random.default_rng(6), 40), client.submit(request))
@@ -176,7 +234,7 @@ def test_arrays_in_any_order_in_memory_and_larger_than_a_slot(serve):
         requests.append([array, np.asfortranarray(array), array[::-1, ::2], array[:, :1]][k % 4])
     for request, answer in zip(requests, client.map(requests), strict=True):
         np.testing.assert_array_equal(answer, request.T)
-    eventually(lambda: worker.stats().execution.odd_requests > 5)
+    eventually(lambda: (found := worker.stats().execution) and found.odd_requests > 5)
 
 
 def test_an_array_that_was_reserved_is_filled_in_place(serve):
@@ -223,6 +281,9 @@ def test_compiled():
         ({"dtype": "int32"}, ValueError, "floating-point"),
         ({"dtype": "double precision"}, ValueError, "bfloat16"),
         ({"device": "tpu"}, RuntimeError, "cuda:1"),
+        ({"pipeline_depth": 16}, ValueError, "from 1 to 8"),
+        ({"pipeline_depth": "2"}, ValueError, "from 1 to 8"),
+        ({"graph_memory_bytes": -1}, ValueError, "graph_memory_bytes"),
         ({"max_extents": {"m": 3}}, ValueError, "max_extents"),
         ({"inputs": {f"x{k}": FLOATS for k in range(9)}}, ValueError, "up to 8 arrays"),
     ],

@@ -17,7 +17,7 @@ from typing import Any
 
 from gpuworker.cli.target import CommandError, worker_name
 from gpuworker.worker import WorkerOptions, logs
-from gpuworker.worker.encoder_files import EncoderFiles, EncoderRecipe, buckets
+from gpuworker.execution.encoder_files import EncoderFiles, EncoderRecipe, buckets
 from gpuworker.worker.job import Job
 from gpuworker.worker.supervisor import Supervisor
 
@@ -52,7 +52,7 @@ def add_encoder(parser: Any) -> None:
         "--hf-encoder",
         metavar="DIR",
         help="serve the encoder (BERT, RoBERTa, MPNet, ...) that transformers or sentence-transformers have saved in DIR: clients submit texts, or int64 token "
-        'ids as {"input_ids": ids}, and get float32 vectors. Texts are cut where the model, max_length or the last of length_buckets ends; without either '
+        'ids as {"input_ids": ids}, and get float32 vectors. Texts are cut where the model, max_length, max_batch_tokens or the last of length_buckets ends; without either '
         "of these two, length_buckets are 16,32,64,... up to the model's longest",
     )
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="of its weights and computation (default: float32)")
@@ -99,8 +99,8 @@ def metavar(name: str, kind: type, doc: str) -> str:
     """What the help calls an option's value: its choices, its unit, or N."""
     if name in ("length_buckets", "allowed_batch_sizes"):
         return "N,..."
-    if name == "cost_file":
-        return "PATH"
+    if name in ("cost_file", "device"):
+        return {"cost_file": "PATH", "device": "DEVICE"}[name]
     choices = re.findall(r'"(\w+)"', doc) if kind is str else []
     if choices:
         return f"{{{','.join(choices)}}}"

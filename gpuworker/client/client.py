@@ -15,6 +15,7 @@ from numpy.typing import DTypeLike
 
 from gpuworker._native import lib
 from gpuworker.client import remedies
+from gpuworker.client.generate import Generates
 from gpuworker.client.link import SLICE_NS, Link
 from gpuworker.client.locks import Lock
 from gpuworker.client.pending import Pending, deadline
@@ -59,7 +60,7 @@ def connect(
     )  # fmt: skip
 
 
-class Client:
+class Client(Generates):
     """Calls one worker. Thread-safe and fork-safe: one client may be used by all threads of a process and by its forked children at once."""
 
     def __init__(

@@ -7,7 +7,33 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpuworker.client.tokenizer import Tokenizer
+from gpuworker.errors import InvalidRequest
 from gpuworker.tensors import Signature
+
+
+class GenerationContract:
+    """Of a worker that generates: from the part "generation" of its contract.
+
+    directory: of the model, where its tokenizer is. eos_ids: tokens that end an answer. vocabulary: how many tokens there are. max_model_tokens: of one prompt and
+    its answer. Raises TypeError, ValueError or KeyError for nonsense.
+    """
+
+    uses_lengths = takes_text = False
+
+    def __init__(self, entry: Mapping[str, Any]) -> None:
+        self.directory: str = entry["directory"]
+        self.eos_ids: list[int] = entry["eos_ids"]
+        self.vocabulary: int = entry["vocabulary"]
+        self.max_model_tokens: int = entry["max_model_tokens"]
+        if type(self.directory) is not str or type(self.eos_ids) is not list or "\0" in self.directory:
+            raise TypeError("a generation's directory is a path, and its eos_ids a list")
+        numbers = (self.vocabulary, self.max_model_tokens, *self.eos_ids)
+        if not all(type(number) is int and 0 <= number < 1 << 31 for number in numbers):
+            raise TypeError("a generation's vocabulary, max_model_tokens and eos_ids are counts and token ids")
+
+    def prepare(self, request: Any) -> tuple[Any, int]:
+        """Raises InvalidRequest: requests of this kind are made by `Client.generate` and `Client.stream`."""
+        raise InvalidRequest("this worker generates: call client.generate(prompt, ...) or client.stream(prompt, ...) in place of submit, enqueue and map")
 
 
 class Contract:
@@ -27,11 +53,12 @@ class Contract:
         self._check = self.signature.check
 
     @classmethod
-    def parse(cls, info: bytes) -> Contract | None:
+    def parse(cls, info: bytes) -> Contract | GenerationContract | None:
         """From a worker's info. None where that has no contract, or is nonsense: any frontend can write there, and we may read while the owner writes. Then
         requests go as they are, and the owner judges them."""
         try:
-            return cls(json.loads(info or b"{}")["contract"])
+            found = json.loads(info or b"{}")["contract"]
+            return GenerationContract(found["generation"]) if "generation" in found else cls(found)
         except (ValueError, RecursionError, TypeError, KeyError):
             return None
 

@@ -9,15 +9,16 @@ from typing import Any, NamedTuple
 
 from gpuworker._native import ffi, lib
 from gpuworker.client import remedies
-from gpuworker.client.contract import Contract
+from gpuworker.client.contract import Contract, GenerationContract
 from gpuworker.client.landing import KEPT_BYTES, Landing, Landings
 from gpuworker.errors import DeadlineExceeded, InvalidRequest, PayloadTooLarge, RequestCancelled, SegmentError, WorkerDied, WorkerDraining
 from gpuworker.payload import Data, Parts, decode, encode, parse_layout, write_data
 from gpuworker.segment import Segment, State, spill
-from gpuworker.segment.wire import KIND_SHIFT, META_MASK, META_SHIFT, SLOT_MASK, TOTAL_MASK, WAKE, data_start, describe
+from gpuworker.segment.wire import KIND_SHIFT, LINE, META_MASK, META_SHIFT, SLOT_BITS, SLOT_MASK, TOTAL_MASK, WAKE, data_start, describe
 
 SLICE_NS = 50_000_000  # how long a wait trusts the owner before it asks the kernel whether the owner lives
 _BYTES, _ARRAY, _ERROR, _SPILLED = lib.GW_KIND_BYTES, lib.GW_KIND_ARRAY, lib.GW_KIND_ERROR, lib.GW_KIND_SPILLED
+_STREAM = lib.GW_KIND_STREAM
 _DELIVERED = lib.GW_DELIVERED
 _submit, _wait, _wait_for, _release = lib.gw_submit, lib.gw_wait, lib.gw_wait_for, lib.gw_release
 _BEFORE_FORK = "this request belongs to another process (it was made before a fork)"
@@ -32,6 +33,14 @@ class Scheduling(NamedTuple):
     has_ended: bool
 
 
+class Ending(NamedTuple):
+    """How an answer that came piece by piece has ended, as the owner says: why (an index into generating.FINISH), and how many tokens it has counted."""
+
+    finish: int
+    prompt_tokens: int
+    completion_tokens: int
+
+
 class Link:
     """One segment that this process has joined. Thread-safe; of no use in a forked child (calls fail with ECHILD there, and nothing is touched)."""
 
@@ -44,7 +53,7 @@ class Link:
         self.on_full = "block" if overview.on_full == lib.GW_BLOCK else "reject"
         self.lost = False  # the owner was found dead: the client looks again by name before it sends more
         self.fits = True  # requests go through `fit`: until the first of them finds that the worker has declared nothing
-        self._declared: tuple[bytes, Contract | None] | None = None  # the worker's info as it was read last, and what it says
+        self._declared: tuple[bytes, Contract | GenerationContract | None] | None = None  # the worker's info as it was read last, and what it says
         self._landings = Landings()
         self._responses, self._response_bytes = segment.responses, segment.response_buffers
         if wake is not None:
@@ -80,7 +89,7 @@ class Link:
             length = 0
         return payload, length
 
-    def _contract(self, anew: bool = False) -> Contract | None:
+    def _contract(self, anew: bool = False) -> Contract | GenerationContract | None:
         """What the worker has declared; read when first asked for, and `anew`."""
         declared = self._declared
         if declared is None or anew:
@@ -89,6 +98,13 @@ class Link:
                 declared = self._declared = info, Contract.parse(info)
                 self.fits = declared[1] is not None
         return declared[1]
+
+    def generation(self) -> GenerationContract:
+        """What the worker has declared of what it generates, as it is now. Raises InvalidRequest where it does not generate."""
+        contract = self._contract(anew=True)
+        if not isinstance(contract, GenerationContract):
+            raise InvalidRequest(f"worker {self.segment.name!r} does not generate: call client.submit(request), enqueue or map in place of generate and stream")
+        return contract
 
     def send(self, request: Any, deadline_ns: int, terms: int) -> int:
         """Enqueues a request. -> its ticket, or a negative errno when no slot was to be had; raises for payloads that cannot go."""
@@ -158,6 +174,65 @@ class Link:
         except BaseException:
             self.abandon(ticket)
             raise
+
+    def follow(self, ticket: int, seen: int, until: int, entry_bytes: int, deadline_ns: int) -> bytes | Ending:
+        """Waits for more than `until` entries of an answer that comes piece by piece (native/stream.c), or for its end. -> the bytes of those after the first
+        `seen`; when there are none left, how it has ended, and the slot is given back. Raises what became of the request instead."""
+        try:
+            while True:
+                if deadline_ns and time.monotonic_ns() >= deadline_ns:
+                    self._check(ticket, deadline_ns)  # also while entries go on coming
+                written = lib.gw_stream_wait(self.port, ticket, until, deadline_ns, SLICE_NS)
+                if written == _DELIVERED:
+                    written = self._written(ticket)
+                    if written <= seen:
+                        return self._ending(ticket, seen)
+                if written >= 0:
+                    return self._entries(ticket, seen, written, entry_bytes)
+                if written == -errno.ETIMEDOUT:
+                    self._check(ticket, deadline_ns)
+                elif written == -errno.ESTALE:
+                    raise RequestCancelled("the request was cancelled")
+                elif written != -errno.EINTR:
+                    raise SegmentError(remedies.explain(written, _BEFORE_FORK))
+        except BaseException:
+            self.abandon(ticket)
+            raise
+
+    def _log(self, ticket: int) -> Any:
+        return ffi.cast("gw_stream *", ffi.from_buffer(self._responses[ticket & SLOT_MASK]))
+
+    def _written(self, ticket: int) -> int:
+        """How many entries an answer that is over has."""
+        response, log = lib.gw_poll(self.port, ticket), self._log(ticket)
+        is_intact = response >= 0 and (response >> KIND_SHIFT == _STREAM or not response & TOTAL_MASK)  # another answer lies where the log was
+        return log.written if is_intact and log.life == ticket >> SLOT_BITS else 0
+
+    def _entries(self, ticket: int, seen: int, written: int, entry_bytes: int) -> bytes:
+        start, stop = LINE + seen * entry_bytes, LINE + written * entry_bytes
+        if stop > self.segment.response_bytes:
+            raise SegmentError("malformed answer: it claims to be larger than its slot")
+        found: bytes = self._response_bytes[ticket & SLOT_MASK][start:stop]
+        if lib.gw_poll(self.port, ticket) == -errno.ESTALE:  # asked after the copy: it may have been another request's
+            raise RequestCancelled("the request was cancelled")
+        return found
+
+    def _ending(self, ticket: int, seen: int) -> Ending:
+        response = lib.gw_poll(self.port, ticket)
+        if response < 0:
+            raise RequestCancelled("the request was cancelled")
+        if response >> KIND_SHIFT != _STREAM:
+            self._take(ticket, response)  # raises what it stands for
+            raise SegmentError(f"malformed answer of kind {response >> KIND_SHIFT} to a request that generates")
+        log = self._log(ticket)
+        ending, error_bytes = Ending(log.finish, log.counts[0], log.counts[1]), log.error_bytes
+        room = lib.GW_STREAM_ERROR
+        error = bytes(self._responses[ticket & SLOT_MASK][-room:][: min(error_bytes, room)])
+        if _release(self.port, ticket) < 0:
+            raise RequestCancelled("the request was cancelled")
+        if error:
+            raise remedies.failure(_ERROR, error, self.segment)
+        return ending
 
     def _take(self, ticket: int, response: int) -> Any:
         kind, total = response >> KIND_SHIFT, response & TOTAL_MASK

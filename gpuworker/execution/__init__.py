@@ -1,1 +1,1 @@
-"""Batches of tensors on a device: static shapes, pinned staging, pipelining, CUDA graphs. Everything but grid.py imports torch."""
+"""Batches of tensors on a device: static shapes, pinned staging, pipelining, CUDA graphs. Most of it imports torch."""

@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 
+from gpuworker.execution.buffers import Buffers, copy_all
 from gpuworker.execution.cuda_lane import Lane, Span, device_bytes
 from gpuworker.execution.executor import Array, BatchArray, Program, Usage
 from gpuworker.execution.failures import Failure, check_memory, kind_of
-from gpuworker.execution.graph_capture import Capturer, StaticInputs, copy_all
+from gpuworker.execution.graph_capture import Capturer
 from gpuworker.execution.graphed_program import Example, GraphedProgram, free_after, words
 from gpuworker.execution.grid import Shape
 
@@ -83,7 +84,7 @@ class CudaExecutor:
                 lane.grow(shape)
         free_bytes, self._total_bytes = api.mem_get_info(self._device)
         limit_bytes = free_bytes // GRAPH_SHARE if graph_memory_bytes is None else graph_memory_bytes
-        static = StaticInputs(arrays, dims, self._device)
+        static = Buffers(arrays, dims, self._on_device, keeps_old=True)
         capturer = Capturer(program, state, self._device, api.Stream(device=self._device), api)
         self._graphs = GraphedProgram(program, state, shapes if graphs else [], static, capturer, limit_bytes, example, tolerance, log)
         if graphs:
@@ -98,6 +99,9 @@ class CudaExecutor:
         self._start = api.Event(enable_timing=True)
         self._start.record(self._compute)
         api.synchronize(self._device)  # weights that were loaded on another stream are there now
+
+    def _on_device(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(count, dtype=dtype, device=self._device)
 
     def inputs(self, lane: int, shape: Shape) -> dict[str, Array]:
         """See Executor.inputs. The arrays are pinned."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from gpuworker.execution.buffers import MOST_VIEWS, Buffers, as_arrays
 from gpuworker.execution.executor import Array, BatchArray, Tensors
-from gpuworker.execution.graph_capture import count_of, torch_dtype, view
 from gpuworker.execution.grid import Shape
 
 
@@ -18,9 +19,6 @@ class Span(NamedTuple):
     to_device: tuple[float, float]
     program: tuple[float, float]
     from_device: tuple[float, float]
-
-
-MOST_VIEWS = 1024
 
 
 class Views(NamedTuple):
@@ -39,14 +37,17 @@ class Lane:
     """
 
     def __init__(self, arrays: list[BatchArray], dims: tuple[str, ...], device: torch.device, api: Any) -> None:
-        self._arrays, self._dims, self._device = arrays, dims, device
-        self._pin = device.type == "cuda"
-        self._host: Tensors = {}
-        self._on_device: Tensors = {}
+        pin = device.type == "cuda"
+        self._host = Buffers(arrays, dims, lambda count, dtype: torch.zeros(count, dtype=dtype, pin_memory=pin))
+        self._on_device = Buffers(arrays, dims, lambda count, dtype: torch.empty(count, dtype=dtype, device=device))
         self._views: dict[Shape, Views] = {}
         self._outputs = Outputs(device, pin=False)
-        self._results = Outputs(torch.device("cpu"), self._pin)
-        self.sent, self.ran, self.received = ((api.Event(enable_timing=True), api.Event(enable_timing=True)) for _ in range(3))
+        self._results = Outputs(torch.device("cpu"), pin)
+        self.sent, self.ran, self.received = (
+            # Whoever waits for the end sleeps: spinning would take a core from the frontends for as long as batches run.
+            (api.Event(enable_timing=True), api.Event(enable_timing=True, blocking=True))
+            for _ in range(3)
+        )
         """Pairs of events, around the copies to the device, the program, and the copies back; each on the stream of what it is around."""
         self.is_running = False
         self.results: Tensors = {}
@@ -57,29 +58,18 @@ class Lane:
 
     def grow(self, shape: Shape) -> None:
         """Makes room for inputs of this shape. Device memory comes from the current stream's share of the allocator, which is to be the one that fills it."""
-        for array in self._arrays:
-            count = count_of(array, shape, self._dims)
-            held = self._host.get(array.name)
-            if held is None or held.numel() < count:
-                del held
-                self._views.clear()
-                self._host.pop(array.name, None)  # not both at a time
-                self._on_device.pop(array.name, None)
-                dtype = torch_dtype(array)
-                self._host[array.name] = torch.zeros(count, dtype=dtype, pin_memory=self._pin)
-                self._on_device[array.name] = torch.empty(count, dtype=dtype, device=self._device)
+        self._host.reserve(shape)
+        self._on_device.reserve(shape)
 
     def views(self, shape: Shape) -> Views:
         """The inputs of a batch of this shape, for which there is room."""
-        views = self._views.get(shape)
-        if views is None:
+        host, known = self._host.of(shape), self._views.get(shape)
+        if known is None or known.host is not host:
             if len(self._views) >= MOST_VIEWS:
                 self._views.clear()
-            host = {array.name: view(self._host[array.name], array, shape, self._dims) for array in self._arrays}
-            device = {array.name: view(self._on_device[array.name], array, shape, self._dims) for array in self._arrays}
-            arrays = {name: value.numpy() for name, value in host.items()}
-            views = self._views[shape] = Views(host, device, arrays, sum(value.nbytes for value in host.values()))
-        return views
+            known = Views(host, self._on_device.of(shape), as_arrays(host), sum(value.nbytes for value in host.values()))
+            self._views[shape] = known
+        return known
 
     def own_outputs(self, like: Tensors) -> Tensors:
         """Device memory of the lane's own, for outputs such as these."""
@@ -124,4 +114,4 @@ class Outputs:
 
 def device_bytes(arrays: list[BatchArray], dims: tuple[str, ...], shapes: list[Shape]) -> int:
     """Of buffers in which the inputs of each of the shapes have room."""
-    return sum(np.dtype(array.dtype).itemsize * max((count_of(array, shape, dims) for shape in shapes), default=0) for array in arrays)
+    return sum(np.dtype(array.dtype).itemsize * max((prod(array.shape(shape, dims)) for shape in shapes), default=0) for array in arrays)

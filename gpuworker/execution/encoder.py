@@ -11,7 +11,7 @@ import torch
 from gpuworker.client.tokenizer import entry_of
 from gpuworker.execution.handler import TensorHandler
 from gpuworker.tensors import TensorSpec
-from gpuworker.worker.encoder_files import EncoderFiles
+from gpuworker.execution.encoder_files import EncoderFiles
 
 FLOATS = ("float32", "bfloat16", "float16")
 PROBE_TOKENS = 6

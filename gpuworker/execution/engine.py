@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,9 +13,11 @@ import numpy as np
 import torch
 
 from gpuworker._native import ffi, lib
+from gpuworker.execution.buffers import MOST_VIEWS
 from gpuworker.execution.cpu import CpuExecutor
 from gpuworker.execution.cuda import CudaExecutor
-from gpuworker.execution.executor import Array, Executor, Program
+from gpuworker.execution.executor import Array, Executor, Program, Tensors
+from gpuworker.execution.failures import Failure, kind_of
 from gpuworker.execution.grid import Grid, Shape
 from gpuworker.execution.program import batch_arrays
 from gpuworker.execution.rows import Aimed, Fields, place
@@ -42,8 +45,12 @@ class Engine:
         state: Callable[[], list[torch.Tensor]] = list,
         tolerance: float | None = None,
     ) -> None:
-        """For the parameters after `device` see TensorHandler; tolerance: see CudaExecutor. Raises RuntimeError and ValueError for a device, a grid or a signature that cannot be."""
+        """For the parameters after `device` see TensorHandler; tolerance: see CudaExecutor.
+
+        Raises RuntimeError and ValueError for a device, a grid or a signature that cannot be.
+        """
         self.signature, self.grid, self.device = signature, grid, device
+        program = _not_in_children(program)
         dims = signature.dims
         self._inputs = Fields(signature.inputs, not signature.single_input, dims, signature.max_extents)
         self._outputs = Fields(signature.outputs, not signature.single_output, dims, {})
@@ -72,9 +79,10 @@ class Engine:
         lib.gw_gather(aimed.rows, rows, n)
         return aimed.size_bytes
 
-    def results(self, lane: int, shape: Shape) -> Aimed:
-        """Waits for the lane's batch. -> its outputs, to be scattered. Raises what the run raised."""
-        return _aimed(self._scatters[lane], self._outputs, shape, self.executor.wait(lane))
+    def results(self, lane: int, shape: Shape) -> tuple[Aimed, Mapping[str, Array]]:
+        """Waits for the lane's batch. -> its outputs, to be scattered, and as they are. Raises what the run raised."""
+        outputs = self.executor.wait(lane)
+        return _aimed(self._scatters[lane], self._outputs, shape, outputs), outputs
 
     def row(self, outputs: Mapping[str, Array], i: int, extents: Sequence[int]) -> Any:
         """The answer to request i of a batch, as a copy: an array, or a dict of arrays."""
@@ -111,14 +119,26 @@ class Engine:
         return place(row, self.signature.inputs, values, extents)
 
     def warm(self) -> None:
-        """Runs every shape of the grid once, the largest first, as far as WARM_LIMIT_S goes: what is slow the first time has been slow before anybody waits."""
+        """Runs every shape of the grid once, the largest first, as far as WARM_LIMIT_S goes: what is slow the first time has been slow before anybody waits.
+
+        Raises RuntimeError where the device's memory is too small for the largest, and what the program raises for rows of padding.
+        """
         end_s = time.monotonic() + WARM_LIMIT_S
         rows = ffi.new("gw_row[]", 1)
         for shape in self.grid.shapes():
             if time.monotonic() > end_s:
                 log.info("not every shape of batches was tried at the start: that takes more than %g s", WARM_LIMIT_S)
                 return
-            self.run_rows(rows, 0, shape)
+            try:
+                self.run_rows(rows, 0, shape)
+            except Exception as error:
+                if kind_of(error) is not Failure.OUT_OF_MEMORY:
+                    raise
+                raise RuntimeError(
+                    f"too little memory on {self.device} for a batch of {shape.rows} rows"
+                    + "".join(f" x {extent}" for extent in shape.extents)
+                    + ": lower max_batch_size, max_extents or length_buckets"
+                ) from error
 
     def _fill(self, shape: Shape, arrays: dict[str, Array]) -> None:
         """A batch of padding rows, in any arrays of a batch of this shape."""
@@ -141,9 +161,25 @@ class Engine:
         self.executor.close()
 
 
+def _not_in_children(program: Program) -> Program:
+    """A handler that forks, and returns in its child too, must not go on there as a second owner."""
+
+    def guarded(inputs: Tensors) -> Tensors:
+        pid = os.getpid()
+        try:
+            return program(inputs)
+        finally:
+            if os.getpid() != pid:
+                os._exit(os.EX_SOFTWARE)
+
+    return guarded
+
+
 def _aimed(known: dict[Shape, Aimed], fields: Fields, shape: Shape, arrays: Mapping[str, Array]) -> Aimed:
     found = known.get(shape)
     if found is None:
+        if len(known) >= MOST_VIEWS:
+            known.clear()
         found = known[shape] = fields.aimed(shape, arrays)
     else:
         found.aim(arrays)

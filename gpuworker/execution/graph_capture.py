@@ -7,10 +7,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gpuworker.execution.executor import BatchArray, Program, Tensors
+from gpuworker.execution.executor import Program, Tensors
 from gpuworker.execution.failures import first_cause
 from gpuworker.execution.graph_state import Snapshot, State
-from gpuworker.execution.grid import Shape
 
 WARM_UPS = 2
 """Runs before a capture: libraries choose algorithms and allocate workspaces in the first ones, and may wait for the device, which a capture must not."""
@@ -38,28 +37,6 @@ class Capture(NamedTuple):
     captured: Captured
     size_bytes: int
     took_ns: int
-
-
-class StaticInputs:
-    """The device memory that graphs read their inputs from: flat buffers, of which each shape's inputs are views. Graphs never run at the same time."""
-
-    def __init__(self, arrays: list[BatchArray], dims: tuple[str, ...], device: torch.device) -> None:
-        self._arrays, self._dims, self._device = arrays, dims, device
-        self._flat: Tensors = {}
-
-    def reserve(self, shape: Shape) -> None:
-        """Makes room for a shape."""
-        for array in self._arrays:
-            count = count_of(array, shape, self._dims)
-            flat = self._flat.get(array.name)
-            if flat is None or flat.numel() < count:  # the graphs that there are keep theirs; half as much again, so that this is soon over
-                count += count // 2 if flat is not None else 0
-                self._flat[array.name] = torch.zeros(count, dtype=torch_dtype(array), device=self._device)
-
-    def views(self, shape: Shape) -> Tensors:
-        """The inputs of a shape."""
-        self.reserve(shape)
-        return {array.name: view(self._flat[array.name], array, shape, self._dims) for array in self._arrays}
 
 
 class Capturer:
@@ -157,32 +134,6 @@ def agree(expected: Tensors, found: Tensors, tolerance: float | None) -> str | N
         if not same:
             return f"{name} differs"
     return None
-
-
-def copy_all(targets: Tensors, sources: Tensors) -> Tensors:
-    """On the current stream, without waiting. -> targets."""
-    for name, target in targets.items():
-        target.copy_(sources[name], non_blocking=True)
-    return targets
-
-
-def torch_dtype(array: BatchArray) -> torch.dtype:
-    """Torch's name of an input's dtype."""
-    found: torch.dtype = getattr(torch, array.dtype.name)
-    return found
-
-
-def count_of(array: BatchArray, shape: Shape, dims: tuple[str, ...]) -> int:
-    """Elements of an input in a batch of this shape."""
-    count = 1
-    for extent in array.shape(shape, dims):
-        count *= extent
-    return count
-
-
-def view(flat: torch.Tensor, array: BatchArray, shape: Shape, dims: tuple[str, ...]) -> torch.Tensor:
-    """The prefix of a flat buffer, as an input of a batch of this shape."""
-    return flat[: count_of(array, shape, dims)].view(array.shape(shape, dims))
 
 
 def _first_line(error: BaseException) -> str:

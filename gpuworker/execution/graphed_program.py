@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
+from gpuworker.execution.buffers import Buffers, copy_all
 from gpuworker.execution.executor import Array, Program, Tensors
 from gpuworker.execution.failures import Failure, causes, kind_of
-from gpuworker.execution.graph_capture import Captured, CaptureError, Capturer, StaticInputs, agree, copy_all
+from gpuworker.execution.graph_capture import Captured, CaptureError, Capturer, agree
 from gpuworker.execution.graph_state import Snapshot, State
 from gpuworker.execution.graphs import GraphCache
 from gpuworker.execution.grid import Shape
@@ -30,7 +31,7 @@ class GraphedProgram:
         program: Program,
         state: State,
         shapes: Sequence[Shape],
-        static: StaticInputs,
+        static: Buffers,
         capturer: Capturer,
         limit_bytes: int,
         example: Example | None,
@@ -48,7 +49,7 @@ class GraphedProgram:
         shape = self.cache.next()
         if shape is None:
             return False
-        inputs = self._static.views(shape)
+        inputs = self._static.of(shape)
         self._fill(shape, inputs)
         self._capture(shape, inputs, may_drop=False)
         return self.cache.next() is not None
@@ -64,7 +65,7 @@ class GraphedProgram:
         captured = self.cache.get(shape)
         if captured is None and self.cache.is_due(shape):
             with torch.inference_mode():
-                static = copy_all(self._static.views(shape), inputs)
+                static = copy_all(self._static.of(shape), inputs)
             captured = self._capture(shape, static, may_drop=True)
         began_ns = time.monotonic_ns()
         if captured is None:

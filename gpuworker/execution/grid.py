@@ -27,7 +27,7 @@ class Shape(NamedTuple):
 
 
 def steps_up_to(most: int) -> list[int]:
-    """8, 12, 16, 24, 32, 48, ... and `most`: two steps an octave, so that padding is a third of a batch at worst."""
+    """8, 12, 16, 24, 32, 48, ... and `most`: two steps an octave, so that from 9 on padding is a third of a batch at worst."""
     steps, step = [], SMALLEST_EXTENT
     while step < most:
         steps += [step, step * 3 // 2] if step * 3 // 2 < most else [step]

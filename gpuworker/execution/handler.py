@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gpuworker._native import lib
 from gpuworker.execution.engine import Engine
-from gpuworker.execution.failures import check_device
+from gpuworker.execution.failures import Failure, check_device, kind_of
 from gpuworker.execution.grid import Grid, steps_up_to
 from gpuworker.execution.program import make_program
 from gpuworker.execution.runner import TensorRunner
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("gpuworker")
 MOST_EXAMPLES = 16
+MOST_LANES: int = lib.GW_MAX_DEPTH
 HALF_TOLERANCE = 5e-2
 """By which a graph's outputs may differ from an eager run's where the program computes with 16 bits, whatever its outputs' dtypes are."""
 
@@ -60,13 +62,13 @@ class TensorHandler:
     cuda_graphs: bool = True
     """Capture each shape of batches as a CUDA graph where forward allows that. The worker's option `cuda_graphs` goes before."""
     graph_memory_bytes: int | None = None
-    """What graphs may take on the device; the least used go first. None: a quarter of what is free at the start."""
+    """What graphs may take on the device; the least recently used go first. None: a quarter of what is free at the start."""
     pipeline_depth: int | None = None
     """Batches on their way at a time. None: 2 on cuda, 1 on the cpu. The worker's option `pipeline_depth` goes before."""
 
-    _options: ClassVar[WorkerOptions | None] = None
-    _signature: ClassVar[Signature | None] = None
-    _engine: ClassVar[Engine | None] = None
+    _options: WorkerOptions | None = None
+    _signature: Signature | None = None
+    _engine: Engine | None = None
 
     def load(self) -> None:
         """Once, in the owner, before anything else: read weights, set `inputs` and so on where they depend on them."""
@@ -85,7 +87,7 @@ class TensorHandler:
         try:
             self.run_batch(examples)
         except Exception:
-            log.warning("%s failed on requests of padding; give it a warmup() that returns real ones", type(self).__qualname__, exc_info=True)
+            self._warn_of_padding()
             return None
         return examples
 
@@ -100,9 +102,15 @@ class TensorHandler:
         return extents[0] if extents else 1
 
     def state(self) -> list[torch.Tensor]:
-        """Tensors that forward changes in place, which trial runs must not change. Here: the buffers of all modules among the attributes."""
-        modules = [value for value in vars(self).values() if isinstance(value, torch.nn.Module)]
-        return [buffer for module in modules for buffer in module.buffers()]
+        """Tensors that forward changes in place, which trial runs must not change. Here: the buffers of this handler, if it is a module itself, and of all modules
+        among its attributes, also in lists, tuples and dicts. Other tensors that forward changes are to be added."""
+        if isinstance(self, torch.nn.Module):
+            return list(self.buffers())
+        found = []
+        for value in vars(self).values():
+            values = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]
+            found += [buffer for one in values if isinstance(one, torch.nn.Module) for buffer in one.buffers()]
+        return found
 
     def close(self) -> None:
         """The worker ends."""
@@ -123,7 +131,7 @@ class TensorHandler:
                         f"{type(self).__qualname__} has no {attribute}: declare them, e.g. {attribute} = gpuworker.TensorSpec('float32', (128,))"
                     )
             found = Signature(self.inputs, self.outputs, self.max_extents)
-            vars(self)["_signature"] = found
+            self._signature = found
         return found
 
     def contract(self) -> dict[str, Any]:
@@ -138,21 +146,24 @@ class TensorHandler:
 
     def configure(self, options: WorkerOptions | None) -> None:
         """The worker's options, before `load`."""
-        vars(self)["_options"] = options
+        if self._engine is not None:
+            self._engine.close()
+        self._options, self._signature, self._engine = options, None, None
 
     def prepare(self) -> None:
         """After `load`: claims the device. Raises RuntimeError, TypeError and ValueError saying what is wrong with what is declared, or with the device."""
         options, signature, device = self._options or WorkerOptions(), self.signature, self.resolved_device
+        self._check_attributes()
         steps = {dim: steps_up_to(extent) for dim, extent in signature.max_extents.items()}
-        if signature.dims and options.boundaries:
+        if signature.dims and options.longest and type(self).length is TensorHandler.length:  # else lengths are something else than extents
             first = signature.dims[0]
-            most = min(signature.max_extents.get(first, options.boundaries[-1]), options.boundaries[-1])
-            steps[first] = [*(boundary for boundary in options.boundaries if boundary < most), most]
+            most = min(signature.max_extents.get(first, options.longest), options.longest)
+            steps[first] = [*(step for step in options.boundaries or steps_up_to(most) if step < most), most]
         forward = torch.compile(self.forward, **(self.compile if isinstance(self.compile, dict) else {})) if self.compile else self.forward
         dtype = None if self.dtype is None else getattr(torch, self.dtype, None)
         if self.dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
             raise ValueError(f"dtype={self.dtype!r}: give the name of a floating-point dtype of torch, such as 'bfloat16'")
-        vars(self)["_engine"] = Engine(
+        self._engine = Engine(
             make_program(forward, signature, dtype),
             signature,
             Grid(options.sizes or doubling(options.max_batch_size), signature.dims, steps),
@@ -164,12 +175,25 @@ class TensorHandler:
             tolerance=HALF_TOLERANCE if dtype in (torch.bfloat16, torch.float16) else None,
         )
         if device.type == "cuda":
-            self._prepared().warm()
+            try:
+                self._engine.warm()
+            except Exception as error:
+                if kind_of(error) is not Failure.ORDINARY:
+                    raise
+                self._warn_of_padding()
+
+    def _check_attributes(self) -> None:
+        for name, most in (("pipeline_depth", MOST_LANES), ("graph_memory_bytes", 1 << 50)):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most):
+                raise ValueError(f"{name}={value!r}: give an integer from 1 to {most:,}, or None")
+
+    def _warn_of_padding(self) -> None:
+        log.warning("%s failed on requests of padding; give it a warmup() that returns real ones", type(self).__qualname__, exc_info=True)
 
     def make_runner(self, segment: Segment, exchange: Exchange, isolate_errors: bool) -> Runner:
         """See worker/runner.py."""
-        uses_length = type(self).length is TensorHandler.length and bool(self.signature.dims)
-        return TensorRunner(self._prepared(), segment, exchange, f"{type(self).__module__}:{type(self).__qualname__}", isolate_errors, uses_length)
+        return TensorRunner(self._prepared(), segment, exchange, f"{type(self).__module__}:{type(self).__qualname__}", isolate_errors)
 
     def _prepared(self) -> Engine:
         if self._engine is None:

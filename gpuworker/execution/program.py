@@ -31,7 +31,7 @@ def batch_arrays(signature: Signature) -> list[BatchArray]:
 def make_program(forward: Callable[[Any], Any], signature: Signature, dtype: torch.dtype | None = None) -> Program:
     """dtype: what floating-point inputs are cast to on the device; outputs have the declared dtypes in any case. Without gradients."""
     is_bare = signature.single_input
-    wanted = {name: getattr(torch, "bool" if spec.dtype == "bool" else spec.dtype) for name, spec in signature.outputs.items()}
+    wanted = {name: getattr(torch, spec.dtype) for name, spec in signature.outputs.items()}
     names = [name for name, _, _ in batch_arrays(signature)]
     dims = signature.dims
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -66,7 +67,7 @@ class Fields:
 
 
 class Aimed:
-    """Fields with the batch that they are to be gathered into or scattered from. `rows` is what the C side takes."""
+    """Fields with the batch that they are to be gathered into or scattered from. `rows` is what the C side takes. Keeps no array alive: whoever uses it does."""
 
     def __init__(self, fields: Fields, rows: Any, shape: Shape, arrays: Mapping[str, Array]) -> None:
         self.rows = rows
@@ -74,30 +75,29 @@ class Aimed:
         for d, extent in enumerate(shape.extents):
             rows.extents[d] = extent
         self._fields = fields
-        self.arrays: Mapping[str, Array] = {}
-        self.size_bytes = 0
+        self.size_bytes = sum(array.nbytes for array in arrays.values())
         """Of all arrays."""
+        self._first = next(iter(fields.specs))
+        self._aimed_at: weakref.ref[Array] | None = None
         self.aim(arrays)
 
     def aim(self, arrays: Mapping[str, Array]) -> None:
-        """At other arrays of the same shape."""
-        if arrays is self.arrays:
+        """At other arrays of the same shape, if they are others."""
+        first = arrays[self._first]
+        if self._aimed_at is not None and self._aimed_at() is first:
             return
-        self._buffers: list[Any] = []  # what the pointers point into
         for f, (name, spec) in enumerate(self._fields.specs.items()):
             field = self.rows.field[f]
-            field.batch = self._pointer(arrays[name], "char *")
+            field.batch = _pointer(arrays[name], "char *")
             if spec.mask:
-                field.mask = self._pointer(arrays[spec.mask], "int64_t *")
+                field.mask = _pointer(arrays[spec.mask], "int64_t *")
             if spec.lengths:
-                field.lengths = self._pointer(arrays[spec.lengths], "int64_t *")
-        self.arrays = arrays
-        self.size_bytes = sum(array.nbytes for array in arrays.values())
+                field.lengths = _pointer(arrays[spec.lengths], "int64_t *")
+        self._aimed_at = weakref.ref(first)
 
-    def _pointer(self, array: Array, kind: str) -> Any:
-        buffer = _from_buffer(array)  # refuses what is not contiguous
-        self._buffers.append(buffer)
-        return ffi.cast(kind, buffer)
+
+def _pointer(array: Array, kind: str) -> Any:
+    return ffi.cast(kind, _from_buffer(array))  # which refuses what is not contiguous
 
 
 def place(row: Any, specs: Mapping[str, TensorSpec], values: Mapping[str, Array], extents: Sequence[int]) -> list[Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -29,15 +28,13 @@ log = logging.getLogger("gpuworker")
 class TensorRunner:
     """See Runner. Lanes are used in turn, so that batches end in the order in which they began."""
 
-    def __init__(self, engine: Engine, segment: Segment, exchange: Exchange, name: str, isolate_errors: bool, uses_length: bool) -> None:
-        """uses_length: what the worker calls a request's length is the extent of its first named dimension."""
+    def __init__(self, engine: Engine, segment: Segment, exchange: Exchange, name: str, isolate_errors: bool) -> None:
         self.engine, self.port, self.exchange, self.name, self.isolate_errors = engine, segment.port, exchange, name, isolate_errors
         self.depth = engine.depth
         self.tally = Tally(segment.port)
         self.size_limit = engine.grid.largest
         """Most requests in a batch; lowered when the device's memory turns out to be too small."""
-        self._uses_length = uses_length
-        self._reader, self._odd = engine.reader(), ffi.new("int[]", engine.grid.largest)
+        self._reader, self.odd = engine.reader(), ffi.new("int[]", engine.grid.largest)
         self._rows = [ffi.new("gw_row[]", engine.grid.largest) for _ in range(self.depth)]
         self._next = 0
         engine.executor.notify(self._nudge)
@@ -52,25 +49,22 @@ class TensorRunner:
         flight = TensorFlight(self, lane, taken, run.size, self._rows[lane])
         try:
             with self.engine.marked("gpuworker gather"):
-                flight.gather(self._read(flight), run.length if self._uses_length else 0)
+                flight.gather(self._read(flight))
             if flight.n:
                 self.engine.executor.launch(lane, flight.key)
                 flight.is_launched = True
         except BaseException as error:
             flight.error = error
-        finally:
-            if lib.gw_is_forked(self.port):  # the handler forked, and returned in its child too
-                os._exit(os.EX_SOFTWARE)
         return flight
 
     def _read(self, flight: TensorFlight) -> list[int]:
         """Reads the batch's requests into its rows. -> the largest extents."""
         reader, dims = self._reader, len(self.engine.signature.dims)
-        odd = lib.gw_read_rows(self.port, reader, flight.taken, flight.n, flight.rows, self._odd)
+        odd = lib.gw_read_rows(self.port, reader, flight.taken, flight.n, flight.rows, self.odd)
         largest = list(reader.largest[0:dims])
         self.tally.cells += reader.cells
         if odd:
-            self._read_odd(flight, ffi.unpack(self._odd, odd), largest)
+            self._read_odd(flight, ffi.unpack(self.odd, odd), largest)
         return largest
 
     def _read_odd(self, flight: TensorFlight, odd: list[int], largest: list[int]) -> None:
@@ -94,13 +88,6 @@ class TensorRunner:
             self.tally.odd_requests += 1
         if left_out:
             flight.leave_out(left_out)
-
-    def shape(self, n: int, largest: list[int], length: int) -> Shape:
-        """length: what the line pads the batch to; 0: nothing."""
-        shape = self.engine.grid.shape(n, largest)
-        if largest and length >= largest[0]:
-            shape = Shape(shape.rows, (length, *shape.extents[1:]))
-        return shape
 
     def idle(self) -> bool:
         """See Runner.idle."""
@@ -138,12 +125,13 @@ class TensorFlight:
             if k != i:
                 self.rows[k] = self.rows[i]
         self.n = len(left)
+        self.failed = True  # what so few take says nothing of what so many do
 
-    def gather(self, largest: list[int], length: int) -> None:
+    def gather(self, largest: list[int]) -> None:
         """Fills the lane's inputs."""
         if self.n:
             runner, began_ns = self._runner, time.perf_counter_ns()
-            self.key = runner.shape(self.n, largest, length)
+            self.key = runner.engine.grid.shape(self.n, largest)
             gathered = runner.engine.gather(self._lane, self.key, self.rows, self.n)
             runner.tally.gathered(self.n, self.key, gathered, time.perf_counter_ns() - began_ns)
 
@@ -162,7 +150,10 @@ class TensorFlight:
         error, self.error = self.error, None
         if error is not None:
             self.failed = True
-            outcomes = self._after(error)
+            try:
+                outcomes = self._after(error)
+            except (SystemExit, KeyboardInterrupt) as fatal:
+                error, outcomes = fatal, [fatal] * n
             for k in range(n):
                 runner.exchange.answer(self.answered[2 * k], outcomes[k])
         for ticket, refusal in self.refused:
@@ -175,12 +166,12 @@ class TensorFlight:
 
     def _scatter(self) -> None:
         runner, n = self._runner, self.n
-        results = runner.engine.results(self._lane, self.key)
+        results, outputs = runner.engine.results(self._lane, self.key)
         waited_ns = time.perf_counter_ns()
         with runner.engine.marked("gpuworker scatter"):
-            odd = lib.gw_scatter(runner.port, results.rows, self.rows, self.answered, n, runner._odd)
-            for i in ffi.unpack(runner._odd, odd) if odd else ():  # too large for their slots
-                runner.exchange.answer(self.answered[2 * i], self._row(results.arrays, i, i))
+            odd = lib.gw_scatter(runner.port, results.rows, self.rows, self.answered, n, runner.odd)
+            for i in ffi.unpack(runner.odd, odd) if odd else ():  # too large for their slots
+                runner.exchange.answer(self.answered[2 * i], self._row(outputs, i, i))
         runner.tally.scattered(results.size_bytes, time.perf_counter_ns() - waited_ns, waited_ns - self._began_ns)
 
     def _row(self, outputs: Mapping[str, Array], k: int, i: int) -> Any:
@@ -190,27 +181,16 @@ class TensorFlight:
 
     def _after(self, error: BaseException) -> list[Any]:
         """Outcomes of a batch that has failed. Raises DeviceLost."""
-        runner, everybody = self._runner, list(range(self.n))
-        if isinstance(error, (SystemExit, KeyboardInterrupt)):
+        everybody = list(range(self.n))
+        if isinstance(error, (SystemExit, KeyboardInterrupt)) or not self.key.rows:  # nor was it gathered
             return [error] * self.n
-        kind = self._kind_of(error)
-        if kind is Failure.OUT_OF_MEMORY and self.n > 1:
+        if self._kind_of(error) is Failure.OUT_OF_MEMORY and self.n > 1:
             error.__traceback__ = None  # its frames hold tensors
-            halved = self._in_halves(everybody)
-            if isinstance(halved, list):
-                return halved
-            error = halved
-        log_failure(runner.name, error, ffi.unpack(self.answered, 2 * self.n)[::2])
-        if not runner.isolate_errors or isinstance(error, WrongOutput) or kind is Failure.OUT_OF_MEMORY:
-            return [error] * self.n
-        outcomes = batch.isolate(self._again, everybody, error)
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException) and outcome is not error:
-                self._kind_of(outcome)
-        return outcomes
+            return self._in_halves(everybody)
+        return self._isolated(everybody, error)
 
-    def _in_halves(self, everybody: list[int]) -> list[Any] | Exception:
-        """After memory was too small: the outcomes, or the error that there was once more."""
+    def _in_halves(self, everybody: list[int]) -> list[Any]:
+        """After memory was too small. Once: a half that is too large as well has failed."""
         runner, most = self._runner, (self.n + 1) // 2
         runner.size_limit = min(runner.size_limit, most)
         runner.tally.out_of_memory += 1
@@ -220,11 +200,27 @@ class TensorFlight:
             self.n,
             runner.size_limit,
         )
-        try:
-            return self._again(everybody[:most]) + self._again(everybody[most:])
-        except Exception as error:
-            self._kind_of(error)
-            return error
+        outcomes: list[Any] = []
+        for half in (everybody[:most], everybody[most:]):
+            try:
+                outcomes += self._again(half)
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as error:
+                outcomes += self._isolated(half, error)
+        return outcomes
+
+    def _isolated(self, some: list[int], error: BaseException) -> list[Any]:
+        """Outcomes of requests that have failed together."""
+        runner, kind = self._runner, self._kind_of(error)
+        log_failure(runner.name, error, [self.answered[2 * i] for i in some])
+        if not runner.isolate_errors or isinstance(error, WrongOutput) or kind is Failure.OUT_OF_MEMORY:
+            return [error] * len(some)
+        outcomes = batch.isolate(self._again, some, error)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException) and outcome is not error:
+                self._kind_of(outcome)
+        return outcomes
 
     def _kind_of(self, error: BaseException) -> Failure:
         """Raises DeviceLost where it means that."""

@@ -21,7 +21,7 @@ class Tally:
     def __init__(self, port: Any) -> None:
         self._port = port
         self._words = ffi.new("uint64_t[]", len(COUNTERS))
-        self._published_ns = self._published_batches = 0
+        self._published_ns = 0
         self.batches = self.rows = self.padded_rows = self.cells = self.padded_cells = 0
         self.gather_ns = self.gathered_bytes = self.scatter_ns = self.scattered_bytes = self.wall_ns = 0
         self.odd_requests = self.out_of_memory = 0
@@ -43,12 +43,12 @@ class Tally:
 
     def publish_when_due(self, usage: Callable[[], Usage]) -> None:
         """After each batch, and when the owner wakes up with nothing to do, which it does ten times a second."""
-        if time.monotonic_ns() - self._published_ns >= PUBLISH_EVERY_NS and self._published_batches != self.batches:
+        if time.monotonic_ns() - self._published_ns >= PUBLISH_EVERY_NS:
             self.publish(usage())
 
     def publish(self, usage: Usage) -> None:
         """Puts everything into the segment."""
-        self._published_ns, self._published_batches = time.monotonic_ns(), self.batches
+        self._published_ns = time.monotonic_ns()
         values = vars(self) | vars(usage)
         self._words[0 : len(COUNTERS)] = [values[name] for name in COUNTERS]
         lib.gw_publish_execution(self._port, self._words, len(COUNTERS))

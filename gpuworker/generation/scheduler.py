@@ -128,24 +128,20 @@ class Scheduler:
         return returned
 
     def _let_in(self, chunks: list[Chunk], left: int) -> None:
-        """Adds chunks of those that have waited, as far as there are tokens, and blocks for all that is known of them."""
+        """Adds chunks of those that have waited, as far as there are tokens, and blocks for all that is known of them. (As tokens are left, those that run have
+        the blocks for all that is known of them already.)"""
         if not self.waiting or not left or len(self.running) >= self.max_running:
             return
         pool = self.pool
-        promised = sum(
-            [pool.blocks_for(len(sequence.tokens)) - len(sequence.blocks) for sequence in self.running]
-        )  # to prompts that are only half through
         for sequence in self.waiting.candidates():
             found = self._prefix.find(sequence) if self._prefix else []
-            in_all = pool.blocks_for(len(sequence.tokens))
-            new = in_all - sum([pool.holders(block) > 0 for block in found])
-            if new + promised + self._spare() > pool.free:
+            needed = pool.blocks_for(len(sequence.tokens)) - sum([pool.holders(block) > 0 for block in found])
+            if needed + self._spare() > pool.free:
                 continue
             pool.share(found)
             sequence.computed = start = len(found) * pool.block_tokens
             count = min(len(sequence.tokens) - start, left)
             sequence.blocks = found + pool.take(pool.blocks_for(start + count) - len(found))
-            promised += in_all - len(sequence.blocks)
             self.waiting.let_in(sequence)
             insort(self.running, sequence, key=by_key)
             self._prefix_hit_tokens += start

@@ -18,7 +18,7 @@ class Bucket:
     not `firm`, nothing is too late.
 
     `plan` sets what it would run now: `size` requests, in `planned_ns`; when they `leave_ns` if nobody else asks, and the `reason`; when the first of them would
-    be missed, `latest_start_ns`; and its priority, `level`. `ran_ns`: when its last batch began or ended.
+    be missed, `latest_start_ns`; and its priority, `level`. `has_waited`: it leaves as soon as it can. `ran_ns`: when its last batch began or ended.
     """
 
     def __init__(self, length: int, cap: int, run_times: RunTimes, firm: bool) -> None:
@@ -34,6 +34,7 @@ class Bucket:
         self.size = self.planned_ns = self.leave_ns = self.latest_start_ns = self.level = 0
         self.ran_ns = -NEVER_NS
         self.reason = Reason.FULL
+        self.has_waited = False  # there is the rest of a batch that had waited long enough
 
     def __len__(self) -> int:
         return sum([len(lane) for lane in self._lanes.values()])

@@ -113,5 +113,5 @@ class RunTimes(Protocol):
         ...
 
     def observe(self, size: int, length: int, run_ns: int) -> None:
-        """A batch of `size` requests padded to `length` took `run_ns`, from its dispatch until its answers were published."""
+        """A batch of `size` requests padded to `length` took `run_ns`: from its dispatch, or the end of the batch before it, until its answers were published."""
         ...

@@ -84,9 +84,11 @@ class JointBudget:
         bucket.add(request, self.due_ns(request))
 
     def put_back(self, requests: Sequence[Queued]) -> None:
-        """They were in a batch that `decide` has returned, and are not run now after all."""
+        """They were in a batch that `decide` has returned, and are to run right after the others of it: they do not wait again."""
         for request in requests:
-            self.bucket_of(request.length).add(request, self.due_ns(request))
+            bucket = self.bucket_of(request.length)
+            bucket.add(request, self.due_ns(request))
+            bucket.has_waited = True
 
     def due_ns(self, request: Queued) -> int:
         """When its answer has to be there; without a budget, when it is to be there as far as that is possible."""
@@ -119,6 +121,8 @@ class JointBudget:
             if late := bucket.pop_hopeless(now_ns):
                 hopeless.append((bucket, late))
             bucket.plan(now_ns, self._waits, self._ageing_ns)
+            if bucket.has_waited:
+                bucket.leave_ns = min(bucket.leave_ns, now_ns)
             if bucket.size:
                 runnable.append(bucket)
         run = self._probe(hopeless, now_ns) if hopeless and self.run_times.learns else None
@@ -132,7 +136,7 @@ class JointBudget:
         return run._replace(rejected=[*rejected, *run.rejected]) if rejected else run
 
     def _run(self, bucket: Bucket, now_ns: int, may_wait: bool) -> Run:
-        bucket.ran_ns = now_ns
+        bucket.ran_ns, bucket.has_waited = now_ns, False
         reason = bucket.reason if bucket.leave_ns <= now_ns else Reason.BUDGET if may_wait else Reason.DRAIN
         batch, blocked = bucket.take(self._fair_share)
         bucket.trim(batch, now_ns, self.due_ns)

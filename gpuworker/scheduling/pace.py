@@ -8,6 +8,7 @@ from collections.abc import Hashable
 WEIGHT = 4
 """The newest run counts for one in so many."""
 MOST_KEYS = 4096
+OUTLIER = 4
 NEVER_NS = 1 << 62
 
 
@@ -27,12 +28,18 @@ class Pace:
     def began(self, key: Hashable, began_ns: int, launched_ns: int) -> None:
         """A batch was begun, and was on its way to the device from launched_ns on."""
         prepared_ns = launched_ns - began_ns
+        if self._prepare_ns:
+            prepared_ns = min(prepared_ns, OUTLIER * self._prepare_ns)  # it may have captured a graph, or allocated
         self._prepare_ns += (prepared_ns - self._prepare_ns) // (WEIGHT if self._prepare_ns else 1)
         self._running.append((key, began_ns))
 
-    def ended(self, ended_ns: int) -> None:
-        """The oldest batch has ended."""
+    def ended(self, ended_ns: int, is_typical: bool = True) -> None:
+        """The oldest batch has ended. Not typical: what it took is not to be expected of others."""
         key, _ = self._running[0]
+        if not is_typical:
+            self._running.popleft()
+            self._ended_ns = ended_ns
+            return
         run_ns = max(ended_ns - self.since_ns, 1)
         known_ns = self._run_ns.get(key, 0)
         if not known_ns and len(self._run_ns) >= MOST_KEYS:

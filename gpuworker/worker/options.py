@@ -91,7 +91,7 @@ class WorkerOptions:
     standby: bool = False
     """Keep a second owner loaded, which takes over at once when the first dies. It takes the memory of a second model."""
     run_timeout_s: float | None = None
-    """Longest that a batch may run, errors isolated: then its owner is killed and the batch's callers are told. Default: no limit."""
+    """Longest that a batch may run, errors isolated: then its owner is killed, and the callers of all that is on its way with it are told. Default: no limit."""
     startup_timeout_s: float = 300.0
     """How long the handler may take to load and warm up."""
     drain_timeout_s: float = 10.0
@@ -114,7 +114,7 @@ class WorkerOptions:
             _require_int("pipeline_depth", self.pipeline_depth, 1, lib.GW_MAX_DEPTH)
         if self.device is not None and (not isinstance(self.device, str) or not self.device):
             raise ValueError(f'device={self.device!r}: give "cpu", "cuda" or "cuda:1"')
-        if self.cuda_graphs not in (None, True, False):
+        if self.cuda_graphs is not None and not isinstance(self.cuda_graphs, bool):
             raise ValueError(f"cuda_graphs={self.cuda_graphs!r}: give True or False")
         if self.client_quota is not None:
             _require_int("client_quota", self.client_quota, 1, self.capacity)

@@ -105,7 +105,7 @@ class Owner:
             decide_ns = now_ns
             if flights and count:  # the policy is asked about the time when the device is free, not before it has to be, unless the batch is full
                 opens_ns = self._pace.opens_ns()
-                if now_ns < opens_ns and count < self.options.max_batch_size:
+                if now_ns < opens_ns and count < min(self.options.max_batch_size, runner.size_limit):
                     wait_until_ns = min(opens_ns, now_ns + TICK_NS)
                     continue
                 decide_ns = max(now_ns, self._pace.free_ns())
@@ -140,7 +140,7 @@ class Owner:
         flight.finish()
         self._flights.popleft()
         ended_ns, since_ns = time.monotonic_ns(), self._pace.since_ns
-        self._pace.ended(ended_ns)
+        self._pace.ended(ended_ns, not flight.failed)
         self._learn(flight, run, since_ns, ended_ns)
 
     def _learn(self, flight: Flight, run: Run, since_ns: int, ended_ns: int) -> None:

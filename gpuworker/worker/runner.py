@@ -26,7 +26,7 @@ def log_failure(name: str, error: BaseException, tickets: Sequence[int]) -> None
 
 
 class DeviceLost(RuntimeError):
-    """The device does not work any more in this process. Nobody is answered: the next owner runs the requests again."""
+    """The device does not work any more in this process. Nobody is answered: under a supervisor the next owner runs the requests again."""
 
 
 class Flight(Protocol):
@@ -64,7 +64,7 @@ class Runner(Protocol):
         ...
 
     def close(self) -> None:
-        """Nothing is on its way, and nothing will be."""
+        """Nothing more is begun. What may be on its way, after an error that ends the owner, is given up."""
         ...
 
 

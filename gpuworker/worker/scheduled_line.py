@@ -169,7 +169,9 @@ class ScheduledLine:
     def fitted(self, run: Run, most: int) -> Run:
         """See Line.fitted."""
         batch, size = run.batch or (), min(run.size, most)
-        table = self._costs.table(run.length)
+        if not self._sizes and size == run.size:
+            return run
+        table = self._scheduler.bucket_of(run.length).table(run.length)
         if self._sizes:
             size = size_to_run(size, self._sizes, table)
         if size == run.size:

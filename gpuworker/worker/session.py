@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from gpuworker._native import lib
+from gpuworker._native import ffi, lib
 from gpuworker.segment import Segment
 from gpuworker.segment.wire import ON_FULL, WAKE
 from gpuworker.worker.handler import Handler
@@ -69,12 +69,14 @@ class Session:
             if self._await_turn is not None:
                 self.handler.load(options)
                 self.owner.prepare()
+                self._info()  # an owner that cannot say who it is must not take another's place
                 self._await_turn()
                 self.segment.become_owner()
             lib.gw_recover(port, options.attempts, lib.GW_KIND_DIED)
             lib.gw_set_policy(port, ON_FULL[options.on_full], WAKE[options.wake], *options.quotas, int(options.allow_pickle), options.max_batch_size)
             self.owner.line.announce()
             self._publish_info()
+            lib.gw_publish_execution(port, ffi.new("uint64_t[]", lib.GW_EXECUTION), lib.GW_EXECUTION)  # counters of the last owner go
             self._keeper.start()
             if self._await_turn is None:
                 self.handler.load(options)
@@ -93,16 +95,22 @@ class Session:
                 log.info("worker %s has stopped", self._name)
 
     def _publish_info(self) -> None:
-        """For people and tools; and for clients, what a request has to look like, which is known once the handler has loaded."""
+        blob = self._info()
+        lib.gw_set_info(self.segment.port, blob, len(blob))
+
+    def _info(self) -> bytes:
+        """For people and tools; and for clients, what a request has to look like, which is known once the handler has loaded. Raises ValueError if it is too
+        large."""
         contract = self.handler.contract
         info = {"name": self._name, "handler": self.handler.name, "options": vars(self.options)}
         if contract is not None:
             info["contract"] = {**contract, "uses_lengths": self.options.uses_lengths}
         blob = json.dumps(info).encode()
-        if lib.gw_set_info(self.segment.port, blob, len(blob)) < 0:
+        if len(blob) > lib.GW_INFO_BYTES:
             raise ValueError(
                 f"what clients have to know about {self.handler.name} takes {len(blob):,} bytes, more than {lib.GW_INFO_BYTES:,}: shorten names"
             )
+        return blob
 
     def _let_go(self) -> None:
         if self._await_turn is None or self.segment.is_orphan():
