@@ -16,8 +16,8 @@ import typing
 from typing import Any
 
 from gpuworker.cli.target import CommandError, worker_name
-from gpuworker.worker import WorkerOptions, logs
 from gpuworker.execution.encoder_files import EncoderFiles, EncoderRecipe, buckets
+from gpuworker.worker import WorkerOptions, logs
 from gpuworker.worker.job import Job
 from gpuworker.worker.supervisor import Supervisor
 
@@ -52,8 +52,8 @@ def add_encoder(parser: Any) -> None:
         "--hf-encoder",
         metavar="DIR",
         help="serve the encoder (BERT, RoBERTa, MPNet, ...) that transformers or sentence-transformers have saved in DIR: clients submit texts, or int64 token "
-        'ids as {"input_ids": ids}, and get float32 vectors. Texts are cut where the model, max_length, max_batch_tokens or the last of length_buckets ends; without either '
-        "of these two, length_buckets are 16,32,64,... up to the model's longest",
+        'ids as {"input_ids": ids}, and get float32 vectors. Texts are cut where the model, max_length, max_batch_tokens or the last of length_buckets ends; '
+        "without max_length and length_buckets, the latter are 16,32,64,... up to the model's longest",
     )
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="of its weights and computation (default: float32)")
 

@@ -50,7 +50,7 @@ class Engine:
         return bool(self.scheduler.running or self.scheduler.waiting)
 
     def step(self) -> tuple[list[Emitted], list[Sequence]]:
-        """-> what was sampled, and the sequences that have finished by it. Raises what the model raises; then nothing has happened, and the step can be made again."""
+        """-> what was sampled, and the sequences that have finished by it. Raises what the model raises; then nothing has happened."""
         scheduler = self.scheduler
         self.planned = chunks = scheduler.plan()
         logits = self._model.forward(chunks)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -51,8 +51,9 @@ class GenerationHandler:
     kv_cache_bytes: int | None = None
     prefix_caching: bool = True
 
-    _options: ClassVar[WorkerOptions | None] = None
-    _engine: ClassVar[Engine | None] = None
+    _options: WorkerOptions | None = None
+    _engine: Engine | None = None
+    _paged: PagedModel | None = None
 
     def __init__(self, directory: str | os.PathLike[str] | None = None, **given: Any) -> None:
         """The instance travels to its owner as it is here: what is given and no model."""
@@ -97,8 +98,9 @@ class GenerationHandler:
             prefix_caching=self.prefix_caching,
         )
         paged = PagedModel(self._model, blocks=blocks, dtype=self._model.dtype, device=self.resolved_device)
-        vars(self)["_paged"], vars(self)["_engine"] = paged, Engine(scheduler, paged, Sampler(), Row)
-        log.info("%s: room for %s tokens in %s blocks (%s MiB)", self.__qualname__, f"{(blocks - 1) * BLOCK_TOKENS:,}", f"{blocks - 1:,}", blocks * BLOCK_TOKENS * per_token >> 20)
+        self._paged, self._engine = paged, Engine(scheduler, paged, Sampler(), Row)
+        size_mib = blocks * BLOCK_TOKENS * per_token / 2**20
+        log.info("%s: the cache has room for %d tokens, in %d blocks (%.1f MiB)", self.__qualname__, (blocks - 1) * BLOCK_TOKENS, blocks - 1, size_mib)
 
     def _free_bytes(self) -> int:
         device = self.resolved_device
@@ -111,7 +113,7 @@ class GenerationHandler:
 
     def configure(self, options: WorkerOptions | None) -> None:
         """The worker's options, before `load`."""
-        vars(self)["_options"] = options
+        self._options = options
 
     def contract(self) -> dict[str, Any]:
         """What clients have to know, as plain data."""
@@ -131,5 +133,5 @@ class GenerationHandler:
 
     def close(self) -> None:
         """The worker ends."""
-        if "_paged" in vars(self):
+        if self._paged is not None:
             self._paged.close()

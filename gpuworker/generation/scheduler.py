@@ -27,8 +27,8 @@ class Scheduler:
 
     max_batch_tokens: of one step. max_running: sequences that take part in steps. max_model_tokens: prompt and answer of one sequence. watermark_blocks: left
     free when a sequence is let in while others run, for these to grow into (None: one for each of them; with less, more is let in only to be preempted, and
-    computed again). max_overtakes: see waiting.py. eos_ids: the
-    model's own ends. prefix_caching, prefix_key: see prefix.py. ValueError if max_batch_tokens < max_running, or anything is less than it can be.
+    computed again). max_overtakes: see waiting.py. eos_ids: the model's own ends. prefix_caching, prefix_key: see prefix.py. ValueError if max_batch_tokens <
+    max_running, or anything is less than it can be.
     """
 
     def __init__(
@@ -46,6 +46,8 @@ class Scheduler:
     ) -> None:
         if max_running < 1 or max_model_tokens < 1:
             raise ValueError(f"max_running={max_running}, max_model_tokens={max_model_tokens}: give at least 1")
+        if max_overtakes < 0 or (watermark_blocks or 0) < 0:
+            raise ValueError(f"max_overtakes={max_overtakes}, watermark_blocks={watermark_blocks}: give at least 0")
         if max_batch_tokens < max_running:
             raise ValueError(
                 f"max_batch_tokens={max_batch_tokens} must be at least max_running={max_running}: every running sequence gets a token in every step"
