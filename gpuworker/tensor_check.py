@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,14 +19,29 @@ _ndarray = np.ndarray
 
 
 class Checker:
-    """Of one signature. `fields`: the declared arrays by name; `dims`: the named dimensions whose extents are wanted. Thread-safe."""
+    """Of one signature. `fields`: the declared arrays by name; `dims`: the named dimensions whose extents are wanted; `below`: limits of values. Thread-safe."""
 
-    def __init__(self, fields: Mapping[str, Field], is_single: bool, dims: tuple[str, ...], max_extents: Mapping[str, int]) -> None:
+    def __init__(
+        self, fields: Mapping[str, Field], is_single: bool, dims: tuple[str, ...], max_extents: Mapping[str, int], below: Mapping[str, int] | None = None
+    ) -> None:
         self._fields, self._dims, self._max_extents = dict(fields), dims, dict(max_extents)
         self._known: dict[Any, tuple[int, ...]] = {}  # extents by the shapes that were found to fit
         self._dtypes = [(name, dtype) for name, (dtype, _) in fields.items()]
         self._dtype = self._dtypes[0][1]
-        self.check = self._check_array if is_single else self._check_arrays
+        self._check_shapes: Callable[[Any], tuple[Any, tuple[int, ...]]] = self._check_array if is_single else self._check_arrays
+        self._is_single, self._below = is_single, dict(below or {})
+        self.check = self._check_values if below else self._check_shapes
+
+    def _check_values(self, request: Any) -> tuple[Any, tuple[int, ...]]:
+        found, extents = self._check_shapes(request)
+        for name, limit in self._below.items():
+            array = found if self._is_single else found[name]
+            # As unsigned integers negative ones are the largest: one look for both ends.
+            if array.size and int(array.view(f"u{array.itemsize}").max()) >= limit:
+                wrong = int(array.max()) if int(array.max()) >= limit else int(array.min())
+                what, _ = _called("" if self._is_single else name)
+                raise InvalidRequest(f"{what}the value {wrong} is out of range: values go from 0 to {limit - 1:,}")
+        return found, extents
 
     def _check_array(self, request: Any) -> tuple[Any, tuple[int, ...]]:
         if request.__class__ is _ndarray and request.dtype is self._dtype:

@@ -26,6 +26,7 @@ class TensorSpec:
     shape: integers for fixed extents, strings for named ones that vary between requests; () is a scalar. Equal names mean equal extents, in all arrays.
     pad_value: what fills a request up to the extents of its batch. mask: the name under which `forward` also gets an int64 array [rows, extent of the first named
     dimension], 1 where the request is and 0 where padding is. lengths: the name under which it gets an int64 array [rows] of these extents before padding.
+    below: of integers: they are indices, from 0 to below - 1; one that is out of a table's range can cost a GPU (None: any).
 
     Raises TypeError or ValueError that says what to write instead.
     """
@@ -35,12 +36,18 @@ class TensorSpec:
     pad_value: bool | int | float = field(default=0, kw_only=True)
     mask: str | None = field(default=None, kw_only=True)
     lengths: str | None = field(default=None, kw_only=True)
+    below: int | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         put = object.__setattr__
         put(self, "dtype", _dtype_name(self.dtype))
         put(self, "shape", _checked_shape(self.shape))
         put(self, "pad_value", _checked_pad(self.pad_value, self.dtype))
+        if self.below is not None:
+            if self.numpy_dtype.kind not in "iu" or isinstance(self.below, bool) or not isinstance(self.below, int) or not 0 < self.below <= 1 << 62:
+                raise ValueError(f"below={self.below!r}: give how many values there are, for an array of integers (its dtype is {self.dtype})")
+            if not 0 <= self.pad_value < self.below:
+                raise ValueError(f"pad_value={self.pad_value!r}: it is not below={self.below:,} either")
         for option in ("mask", "lengths"):
             name = getattr(self, option)
             if name is not None:
@@ -65,14 +72,14 @@ class TensorSpec:
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data for JSON."""
-        named = {"pad_value": self.pad_value or None, "mask": self.mask, "lengths": self.lengths}
+        named = {"pad_value": self.pad_value or None, "mask": self.mask, "lengths": self.lengths, "below": self.below}
         return {"dtype": self.dtype, "shape": list(self.shape), **{key: value for key, value in named.items() if value is not None}}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> TensorSpec:
         """From what `to_dict` gave. Raises TypeError or ValueError for anything else."""
         _require(data, "a spec", ("dtype", "shape"))
-        options = {key: data[key] for key in ("pad_value", "mask", "lengths") if key in data}
+        options = {key: data[key] for key in ("pad_value", "mask", "lengths", "below") if key in data}
         return cls(data["dtype"], tuple(data["shape"]) if isinstance(data["shape"], list) else data["shape"], **options)
 
 
@@ -98,7 +105,8 @@ class Signature:
         self._check_companions()
         self._check_outputs()
         fields = {name: (spec.numpy_dtype, spec.shape) for name, spec in self.inputs.items()}
-        self._checker = Checker(fields, self.single_input, self.dims, self.max_extents)
+        below = {name: spec.below for name, spec in self.inputs.items() if spec.below is not None}
+        self._checker = Checker(fields, self.single_input, self.dims, self.max_extents, below)
         self.check = self._checker.check
         """check(request) -> (request as a bare array or a dict of arrays in the order of `inputs`, extents of `dims`). Raises InvalidRequest."""
 
@@ -110,8 +118,8 @@ class Signature:
             if dim not in self.dims:
                 known = f"they are {', '.join(map(repr, self.dims))}" if self.dims else "there are none"
                 raise ValueError(f"max_extents[{dim!r}]: no input has a dimension of this name ({known})")
-            if isinstance(limit, bool) or not hasattr(limit, "__index__") or operator.index(limit) < 1:
-                raise ValueError(f"max_extents[{dim!r}]={limit!r}: give an integer of at least 1, or leave it out")
+            if isinstance(limit, bool) or not hasattr(limit, "__index__") or not 1 <= operator.index(limit) < 1 << 31:
+                raise ValueError(f"max_extents[{dim!r}]={limit!r}: give an integer from 1 to {(1 << 31) - 1:,}, or leave it out")
             checked[dim] = operator.index(limit)
         return checked
 
@@ -136,8 +144,8 @@ class Signature:
                     raise ValueError(
                         f"output {name!r} has the dimension {dim!r}, and no input has: its extent could not be told; use an input's name or a number"
                     )
-            if spec.mask is not None or spec.lengths is not None or spec.pad_value:
-                raise ValueError(f"output {name!r}: pad_value, mask and lengths are for inputs; leave them out")
+            if spec.mask is not None or spec.lengths is not None or spec.pad_value or spec.below is not None:
+                raise ValueError(f"output {name!r}: pad_value, mask, lengths and below are for inputs; leave them out")
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Signature) and self.to_dict() == other.to_dict()

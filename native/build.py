@@ -75,6 +75,7 @@ typedef struct {
     char pad[16];
     int64_t *mask, *lengths;
     uint32_t counted;
+    uint64_t below;
 } gw_field;
 typedef struct {
     uint32_t count, dims;
@@ -195,7 +196,10 @@ int gw_failpoint_arm(const char *name, uint32_t action, int32_t nth);
 const char *gw_failpoint_name(uint32_t i);
 """
 
-SOURCES = ["segment.c", "port.c", "ring.c", "queue.c", "owner.c", "batch.c", "rows.c", "stream.c", "recovery.c", "semaphore.c", "wake.c", "forecast.c", "stats.c", "watch.c"]
+SOURCES = [
+    "segment.c", "port.c", "ring.c", "queue.c", "owner.c", "batch.c", "rows.c", "stream.c", "recovery.c", "semaphore.c", "wake.c", "forecast.c",
+    "stats.c", "watch.c",
+]  # fmt: skip
 
 ffi = FFI()
 ffi.cdef(CDEF + FAILPOINTS_CDEF * FAILPOINTS)

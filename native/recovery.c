@@ -89,10 +89,12 @@ void gw_count_alive(gw_port *port) {
 
 /* Puts the ring in order after an owner's death; for whoever holds the owner's lock byte. What was running is queued again, or answered with `kind` if it has
  * been tried max_attempts times; so is what so many owners have looked at and not outlived (gw_begin_look), two at least: to have been queued again after one death is no
- * such thing. Any prefix of this may have run before, in another process: it can be run again. */
+ * such thing. Where a batch was stuck, the one behind it counts as queued. Any prefix of this may have run before, in another process: it can be run again. */
 int gw_recover(gw_port *port, uint32_t max_attempts, uint32_t kind) {
     gw_header *header = port->header;
     uint32_t max_looks = max_attempts < 2 ? 2 : max_attempts;
+    uint64_t since_ns = GW_PEEK(&header->batch_started_ns); /* what was dispatched later only waited for the batch that was stuck */
+    uint64_t stuck_ns = kind == GW_KIND_STUCK && since_ns ? since_ns : UINT64_MAX;
     int n = 0;
     atomic_store_explicit(&header->owner_asleep, 0, memory_order_seq_cst);
     atomic_store_explicit(&header->batch_started_ns, 0, memory_order_relaxed); /* nobody runs it now, and its time is not the next owner's */
@@ -112,6 +114,11 @@ int gw_recover(gw_port *port, uint32_t max_attempts, uint32_t kind) {
         switch (gw_phase_of(word)) {
         case GW_ABANDONED: gw_end(port, slot, ticket); break;
         case GW_RUNNING:
+            if (slot->dispatch_ns > stuck_ns) {
+                gw_untake(port, ticket);
+                n++;
+                break;
+            }
             if (GW_COUNT(&slot->attempts, 1) + 1 >= max_attempts) { /* never run it again */
                 GW_POINT(recover_too_often);
                 slot->response = gw_describe(kind, 0, 0);

@@ -59,6 +59,17 @@ static uint64_t description(cursor *c, const gw_rows *what, const gw_field *fiel
     return bytes;
 }
 
+/* Whether all integers are in range. Negative ones are large as unsigned ones. What a hostile client changes after this look, its own request suffers for. */
+static int all_below(const char *at, uint64_t bytes, uint32_t itemsize, uint64_t below) {
+    uint64_t largest = 0;
+    for (uint64_t k = 0; k < bytes; k += itemsize) {
+        uint64_t value = 0;
+        memcpy(&value, at + k, itemsize); /* little endian, as all that we run on */
+        largest = value > largest ? value : largest;
+    }
+    return largest < below;
+}
+
 static int read_row(const gw_port *port, const gw_rows *what, uint64_t ticket, uint64_t request, gw_row *row) {
     uint64_t total = gw_total_of(request), at = gw_align(gw_meta_of(request));
     const char *area = gw_request_area(port, gw_slot_of((int64_t)ticket));
@@ -83,6 +94,7 @@ static int read_row(const gw_port *port, const gw_rows *what, uint64_t ticket, u
         if (end && c.at != end) c.bad = 1;
         if (at > total || bytes > total - at) c.bad = 1;
         row->source[f] = area + at;
+        if (field->below && !c.bad && !all_below(area + at, bytes, field->itemsize, field->below)) c.bad = 1;
         at = gw_align(at + bytes);
     }
     return !c.bad && c.at == c.end;

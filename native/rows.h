@@ -19,6 +19,7 @@ typedef struct gw_field {
     char pad[16];                 /* one padding element: `itemsize` bytes */
     int64_t *mask, *lengths;      /* [rows, extent] of 1 and 0, and [rows], over named dimension `counted`; NULL where not wanted */
     uint32_t counted;
+    uint64_t below;               /* integers of it go from 0 to below - 1; 0 = any values */
 } gw_field;
 
 /* What all requests of a handler look like. A batch is `rows` long with named dimensions of extents[]; most[]: the largest that a request may have, 0 = any. */

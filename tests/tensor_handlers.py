@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 
 import torch
 
@@ -97,4 +98,19 @@ class LosesItsDevice(TensorHandler):
             if not os.path.getsize(file):
                 os.remove(file)
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        return x + 1
+
+
+class Sticks(TensorHandler):
+    """On negative numbers, as long as there is the file that is named in the environment."""
+
+    inputs = TensorSpec("float32", (1,))
+    outputs = TensorSpec("float32", (1,))
+
+    def warmup(self):
+        return None
+
+    def forward(self, x):
+        while (x < 0).any() and os.path.exists(os.environ["GPUWORKER_TEST_HELD"]):
+            time.sleep(0.01)
         return x + 1

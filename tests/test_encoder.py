@@ -12,10 +12,10 @@ import pytest
 
 import gpuworker
 from gpuworker.cli import main
-from gpuworker.execution.encoder import HFEncoder
-from gpuworker.segment.stats import Stats
 from gpuworker.execution import encoder_files
+from gpuworker.execution.encoder import HFEncoder
 from gpuworker.execution.encoder_files import EncoderFiles, buckets
+from gpuworker.segment.stats import Stats
 from tests import tiny_encoder
 from tests.tiny_encoder import MAX_TOKENS, POSITIONS, change_json, save_modules, texts, write_json
 

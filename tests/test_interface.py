@@ -33,7 +33,7 @@ def test_every_error_is_exported_and_derives_from_the_base():
         ("scheduling", {"scheduling"}),
         ("payload", {"payload", "errors", "_native"}),
         ("segment", {"segment", "errors", "_native", "scheduling"}),
-        ("client", {"client", "segment", "payload", "errors", "_native", "tensors"}),
+        ("client", {"client", "segment", "payload", "errors", "_native", "tensors", "generating", "sampling"}),
         ("testing", {"testing", "scheduling"}),
         ("tuning", {"tuning", "testing", "scheduling", "payload", "worker"}),
         ("worker", {"worker", "client", "segment", "payload", "scheduling", "errors", "_native"}),

@@ -348,3 +348,92 @@ def test_a_list_handler_has_no_such_statistics(in_process, gate):
     worker = in_process(gate)
     gpuworker.connect(worker.name).submit(b"x")
     assert worker.stats().execution is None
+
+
+def test_a_length_of_the_handlers_own_goes_before_the_extent(serve):
+    class Odd(Summed):
+        def length(self, request):
+            return 999
+
+    _, client = serve(Odd, length_buckets=(16, 64))
+    with pytest.raises(gpuworker.RequestTooLong):
+        client.submit(some(np.random.default_rng(0), 5))
+
+
+def test_forward_may_do_with_its_inputs_what_it_likes(serve):
+    class Rough(TensorHandler):
+        inputs = {"x": TensorSpec("complex64", (4,)), "y": TensorSpec("complex64", (4,))}
+        outputs = TensorSpec("complex64", (4,))
+
+        def forward(self, batch):
+            x = batch.pop("x")
+            x.unsqueeze_(1)
+            batch["y"] = None
+            return x.squeeze(1).conj()
+
+    worker, client = serve(Rough, max_wait_ms=2)
+    requests = [{"x": np.full(4, k + 1j, np.complex64), "y": np.zeros(4, np.complex64)} for k in range(50)]
+    assert all((answer == request["x"].conj()).all() for request, answer in zip(requests, client.map(requests), strict=True))
+    assert worker.stats().failed == 0
+
+
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [
+        (lambda x: torch.nn.Parameter(x), None),
+        (lambda x: x.to_sparse(), "dense"),
+        (lambda x: x.to("meta"), "dense"),
+    ],
+)
+def test_tensors_that_are_not_plain(returned, words):
+    class Returns(Doubled):
+        def forward(self, x):
+            return returned(x)
+
+    if words is None:
+        assert Returns().run_batch([np.ones(4, np.float32)])[0].tolist() == [1, 1, 1, 1]
+    else:
+        with pytest.raises(ValueError, match=words):
+            Returns().run_batch([np.ones(4, np.float32)])
+
+
+def test_indices_out_of_range_never_reach_forward(serve, monkeypatch):
+    class Table(TensorHandler):
+        inputs = TensorSpec("int64", ("n",), below=10)
+        outputs = TensorSpec("float32", ())
+
+        def load(self):
+            self.table = torch.arange(10.0)
+
+        def forward(self, ids):
+            return self.table[ids].sum(1)
+
+    worker, client = serve(Table, max_wait_ms=60_000, max_batch_size=4)
+    for wrong in ([10], [3, -1], [2**40]):
+        with pytest.raises(gpuworker.InvalidRequest, match="values go from 0 to 9"):
+            client.submit(np.array(wrong))
+    assert worker.stats().submitted == 0
+    monkeypatch.setattr(type(client._live_link(0)), "fit", lambda self, request, *_: (request, 0))
+    pending = [client.enqueue(np.array(ids)) for ids in ([9, 9], [3, -1], [10], [0])]
+    for at in (1, 2):
+        with pytest.raises(gpuworker.InvalidRequest, match="values go from 0 to 9"):
+            pending[at].result(60)
+    assert (pending[0].result(60), pending[3].result(60)) == (18, 0)
+
+
+def test_devices_and_dtypes_by_what_torch_calls_them():
+    class Named(Doubled):
+        device, dtype = torch.device("cpu"), torch.bfloat16
+
+    assert Named().run_batch([np.ones(4, np.float32)])[0].tolist() == [2, 2, 2, 2]
+
+
+def test_a_dimension_without_a_sensible_end_starts_all_the_same():
+    class Endless(TensorHandler):
+        inputs, outputs = TensorSpec("float32", ("n",)), TensorSpec("float32", ())
+        max_extents = {"n": 2**31 - 1}
+
+        def forward(self, x):
+            return x.sum(1)
+
+    assert Endless().run_batch([np.ones(5, np.float32)])[0] == 5

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import shlex
 import sys
 import time
@@ -17,6 +18,7 @@ from gpuworker.cli.numbers import count, positive, seed, share
 from gpuworker.cli.stdout import show, stdout_is_stderr
 from gpuworker.cli.target import CommandError
 from gpuworker.cli.text import bar, rate, span, table
+from gpuworker.worker.owner_process import OWNER_ENVIRONMENT
 
 if TYPE_CHECKING:  # at run time only this command loads the simulator
     from gpuworker.testing.traces import Trace
@@ -87,6 +89,8 @@ def add_to(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Tunes, and shows what came out."""
+    for name, value in OWNER_ENVIRONMENT.items():  # the handler is to run as it will
+        os.environ.setdefault(name, value)
     from gpuworker.testing.traces import check_rate
     from gpuworker.tuning.recommendation import recommend
     from gpuworker.worker import WorkerOptions

@@ -15,7 +15,7 @@ class GenerationContract:
     """Of a worker that generates: from the part "generation" of its contract.
 
     directory: of the model, where its tokenizer is. eos_ids: tokens that end an answer. vocabulary: how many tokens there are. max_model_tokens: of one prompt and
-    its answer. Raises TypeError, ValueError or KeyError for nonsense.
+    its answer. priorities: whether requests may have some; None where it does not say. Raises TypeError, ValueError or KeyError for nonsense.
     """
 
     uses_lengths = takes_text = False
@@ -25,15 +25,23 @@ class GenerationContract:
         self.eos_ids: list[int] = entry["eos_ids"]
         self.vocabulary: int = entry["vocabulary"]
         self.max_model_tokens: int = entry["max_model_tokens"]
-        if type(self.directory) is not str or type(self.eos_ids) is not list or "\0" in self.directory:
-            raise TypeError("a generation's directory is a path, and its eos_ids a list")
+        self.priorities: bool | None = entry.get("priorities")
+        if (
+            type(self.directory) is not str
+            or type(self.eos_ids) is not list
+            or type(self.priorities) not in (bool, type(None))
+            or "\0" in self.directory
+        ):
+            raise TypeError("a generation's directory is a path, its eos_ids a list, and its priorities a bool")
         numbers = (self.vocabulary, self.max_model_tokens, *self.eos_ids)
         if not all(type(number) is int and 0 <= number < 1 << 31 for number in numbers):
             raise TypeError("a generation's vocabulary, max_model_tokens and eos_ids are counts and token ids")
 
     def prepare(self, request: Any) -> tuple[Any, int]:
         """Raises InvalidRequest: requests of this kind are made by `Client.generate` and `Client.stream`."""
-        raise InvalidRequest("this worker generates: call client.generate(prompt, ...) or client.stream(prompt, ...) in place of submit, enqueue and map")
+        raise InvalidRequest(
+            "this worker generates: call client.generate(prompt, ...) or client.stream(prompt, ...) in place of submit, enqueue and map"
+        )
 
 
 class Contract:

@@ -103,7 +103,9 @@ class Link:
         """What the worker has declared of what it generates, as it is now. Raises InvalidRequest where it does not generate."""
         contract = self._contract(anew=True)
         if not isinstance(contract, GenerationContract):
-            raise InvalidRequest(f"worker {self.segment.name!r} does not generate: call client.submit(request), enqueue or map in place of generate and stream")
+            raise InvalidRequest(
+                f"worker {self.segment.name!r} does not generate: call client.submit(request), enqueue or map in place of generate and stream"
+            )
         return contract
 
     def send(self, request: Any, deadline_ns: int, terms: int) -> int:
@@ -204,9 +206,8 @@ class Link:
 
     def _written(self, ticket: int) -> int:
         """How many entries an answer that is over has."""
-        response, log = lib.gw_poll(self.port, ticket), self._log(ticket)
-        is_intact = response >= 0 and (response >> KIND_SHIFT == _STREAM or not response & TOTAL_MASK)  # another answer lies where the log was
-        return log.written if is_intact and log.life == ticket >> SLOT_BITS else 0
+        log = self._log(ticket)
+        return log.written if log.life == ticket >> SLOT_BITS else 0
 
     def _entries(self, ticket: int, seen: int, written: int, entry_bytes: int) -> bytes:
         start, stop = LINE + seen * entry_bytes, LINE + written * entry_bytes

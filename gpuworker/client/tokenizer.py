@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import os
+import stat
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy as np
 from gpuworker.errors import GpuWorkerError, InvalidRequest
 
 Array = np.ndarray[Any, Any]
+MOST_BYTES = 1 << 28
 _loaded: dict[tuple[str, str, int], Any] = {}  # of this process, by file, digest and max_length
 
 
@@ -80,8 +82,9 @@ def _load(file: str, digest: str, max_length: int) -> Any:
             name=error.name,
         ) from None
     try:
-        with open(file, "rb") as opened:
-            data = opened.read()
+        data = _content(file)
+    except ValueError as error:
+        raise GpuWorkerError(f"{file!r:.200} is no tokenizer's file: {error}") from None
     except OSError as error:
         raise type(error)(
             error.errno,
@@ -100,6 +103,16 @@ def _load(file: str, digest: str, max_length: int) -> Any:
     tokenizer.no_padding()  # both may be set in the file, for somebody's training
     tokenizer.enable_truncation(max_length, direction=(tokenizer.truncation or {}).get("direction", "right"))
     return tokenizer
+
+
+def _content(file: str) -> bytes:
+    """Of a file that somebody has named to us: not of a pipe that never ends, nor of a device. Raises OSError and ValueError."""
+    fd = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(fd, "rb") as opened:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > MOST_BYTES:
+            raise ValueError(f"it is not a regular file of at most {MOST_BYTES >> 20} MiB")
+        return opened.read()
 
 
 def _digest(data: bytes) -> str:

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from gpuworker.client.tokenizer import entry_of
+from gpuworker.execution.encoder_files import EncoderFiles
 from gpuworker.execution.handler import TensorHandler
 from gpuworker.tensors import TensorSpec
-from gpuworker.execution.encoder_files import EncoderFiles
 
 FLOATS = ("float32", "bfloat16", "float16")
 PROBE_TOKENS = 6
@@ -69,9 +69,11 @@ class HFEncoder(TensorHandler):
         self._model = _load_model(files.directory, self.dtype or "float32").to(self.resolved_device)
         _check_positions(self._model, longest)
         self._tokenizer["types"] = self._tokenizer["types"] and "token_type_ids" in inspect.signature(self._model.forward).parameters
-        inputs = {"input_ids": TensorSpec("int64", ("tokens",), pad_value=files.pad_id, mask="attention_mask")}
+        config = self._model.config
+        vocabulary, types = config.vocab_size, getattr(config, "type_vocab_size", None)
+        inputs = {"input_ids": TensorSpec("int64", ("tokens",), pad_value=min(files.pad_id, vocabulary - 1), mask="attention_mask", below=vocabulary)}
         if self._tokenizer["types"]:
-            inputs["token_type_ids"] = TensorSpec("int64", ("tokens",))
+            inputs["token_type_ids"] = TensorSpec("int64", ("tokens",), below=types or None)
         self.inputs = inputs
         self.max_extents = {"tokens": longest}
         self.outputs = TensorSpec("float32", (self._try(),))

@@ -7,6 +7,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -143,6 +144,14 @@ class Engine:
     def _fill(self, shape: Shape, arrays: dict[str, Array]) -> None:
         """A batch of padding rows, in any arrays of a batch of this shape."""
         lib.gw_gather(self._inputs.aimed(shape, arrays).rows, ffi.new("gw_row[]", 1), 0)
+
+    def example_bytes(self, extents: Sequence[int]) -> int:
+        """Size of a request with these extents."""
+        dims = self.signature.dims
+        return sum(
+            spec.numpy_dtype.itemsize * prod(extents[dims.index(one)] if isinstance(one, str) else one for one in spec.shape)
+            for spec in self.signature.inputs.values()
+        )
 
     def example(self, extents: Sequence[int]) -> Any:
         """A request of padding."""

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("gpuworker")
 MOST_EXAMPLES = 16
+EXAMPLE_BYTES = 1 << 26
+"""Larger requests of padding are not made up."""
 MOST_LANES: int = lib.GW_MAX_DEPTH
 HALF_TOLERANCE = 5e-2
 """By which a graph's outputs may differ from an eager run's where the program computes with 16 bits, whatever its outputs' dtypes are."""
@@ -83,7 +85,7 @@ class TensorHandler:
         if not self.signature.dims:
             return [engine.example(())]
         steps = engine.grid.examples(MOST_EXAMPLES)
-        examples = [engine.example(extents) for extents in steps]
+        examples = [engine.example(extents) for extents in steps if engine.example_bytes(extents) <= EXAMPLE_BYTES]
         try:
             self.run_batch(examples)
         except Exception:
@@ -118,7 +120,8 @@ class TensorHandler:
     @property
     def resolved_device(self) -> torch.device:
         """The device that forward gets its tensors on. Raises RuntimeError saying what is missing."""
-        return check_device((self._options.device if self._options else None) or self.device)
+        name = (self._options.device if self._options else None) or self.device
+        return check_device(None if name is None else str(name))
 
     @property
     def signature(self) -> Signature:
@@ -136,7 +139,7 @@ class TensorHandler:
 
     def contract(self) -> dict[str, Any]:
         """What clients have to know, as plain data."""
-        return self.signature.to_dict()
+        return {**self.signature.to_dict(), "uses_lengths": type(self).length is TensorHandler.length}  # else the owner has to ask `length`
 
     def run_batch(self, requests: Sequence[Any]) -> list[Any]:
         """Answers to requests, in order, without a worker. Raises InvalidRequest, and what forward raises."""
@@ -160,7 +163,7 @@ class TensorHandler:
             most = min(signature.max_extents.get(first, options.longest), options.longest)
             steps[first] = [*(step for step in options.boundaries or steps_up_to(most) if step < most), most]
         forward = torch.compile(self.forward, **(self.compile if isinstance(self.compile, dict) else {})) if self.compile else self.forward
-        dtype = None if self.dtype is None else getattr(torch, self.dtype, None)
+        dtype = self.dtype if self.dtype is None or isinstance(self.dtype, torch.dtype) else getattr(torch, str(self.dtype), None)
         if self.dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
             raise ValueError(f"dtype={self.dtype!r}: give the name of a floating-point dtype of torch, such as 'bfloat16'")
         self._engine = Engine(

@@ -37,17 +37,23 @@ def make_program(forward: Callable[[Any], Any], signature: Signature, dtype: tor
 
     def program(inputs: Tensors) -> Tensors:
         with torch.inference_mode():
-            if dtype is not None:
-                inputs = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in inputs.items()}
-            returned = forward(inputs[names[0]] if is_bare else inputs)
-            found = _named(returned, signature.outputs)
             extents = _extents(inputs, signature, dims)
             rows = inputs[names[0]].shape[0]
+            # Tensors of its own, over the same memory: forward may take them apart, and change their shapes in place.
+            given = {name: _as(tensor, dtype) for name, tensor in inputs.items()}
+            returned = forward(given[names[0]] if is_bare else given)
+            found = _named(returned, signature.outputs)
             for name, spec in signature.outputs.items():
-                _check(name, found[name], spec, rows, extents)
-            return {name: found[name].to(wanted[name]).contiguous() for name in signature.outputs}
+                _check(name, found[name], spec, rows, extents, inputs[names[0]].device)
+            return {name: found[name].detach().resolve_conj().resolve_neg().to(wanted[name]).contiguous() for name in signature.outputs}
 
     return program
+
+
+def _as(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    if dtype is None or dtype == tensor.dtype or not tensor.is_floating_point():
+        return tensor.view(tensor.shape)
+    return tensor.to(dtype)
 
 
 def _extents(inputs: Tensors, signature: Signature, dims: Sequence[str]) -> dict[str, int]:
@@ -74,9 +80,11 @@ def _named(returned: Any, outputs: Mapping[str, TensorSpec]) -> Mapping[str, tor
     )
 
 
-def _check(name: str, tensor: torch.Tensor, spec: TensorSpec, rows: int, extents: Mapping[str, int]) -> None:
+def _check(name: str, tensor: torch.Tensor, spec: TensorSpec, rows: int, extents: Mapping[str, int], device: torch.device) -> None:
     if not isinstance(tensor, torch.Tensor):
         raise WrongOutput(f"forward returned a {type(tensor).__name__} as output {name!r}: return a tensor")
     expected = (rows, *(extents[extent] if isinstance(extent, str) else extent for extent in spec.shape))
     if tuple(tensor.shape) != expected:
         raise WrongOutput(f"forward returned output {name!r} of shape {tuple(tensor.shape)}; for this batch, outputs declares {expected}, rows first")
+    if tensor.layout is not torch.strided or tensor.device != device:
+        raise WrongOutput(f"forward returned output {name!r} as a {tensor.layout} tensor on {tensor.device}; return a dense one on {device}")

@@ -51,6 +51,7 @@ class Fields:
             field.ndim, field.itemsize = len(spec.shape), spec.numpy_dtype.itemsize
             for k, extent in enumerate(spec.shape):
                 field.shape[k] = -1 - self._dims.index(extent) if isinstance(extent, str) else extent
+            field.below = spec.below or 0
             if spec.dims:
                 field.counted = self._dims.index(spec.dims[0])
             ffi.buffer(field.pad)[: field.itemsize] = np.asarray(spec.pad_value, spec.numpy_dtype).tobytes()

@@ -24,6 +24,9 @@ from gpuworker.worker.runner import DeviceLost, Flight, log_failure
 
 log = logging.getLogger("gpuworker")
 
+BATCHES_UNTIL_RAISED = 256
+"""Batches that have to run well after memory was too small for one, before larger ones are tried again."""
+
 
 class TensorRunner:
     """See Runner. Lanes are used in turn, so that batches end in the order in which they began."""
@@ -33,7 +36,9 @@ class TensorRunner:
         self.depth = engine.depth
         self.tally = Tally(segment.port)
         self.size_limit = engine.grid.largest
-        """Most requests in a batch; lowered when the device's memory turns out to be too small."""
+        """Most requests in a batch; lowered when the device's memory turns out to be too small, and raised again, step by step, when it has been enough for long."""
+        self._until_raised = 0
+        self._patience = BATCHES_UNTIL_RAISED
         self._reader, self.odd = engine.reader(), ffi.new("int[]", engine.grid.largest)
         self._rows = [ffi.new("gw_row[]", engine.grid.largest) for _ in range(self.depth)]
         self._next = 0
@@ -88,6 +93,20 @@ class TensorRunner:
             self.tally.odd_requests += 1
         if left_out:
             flight.leave_out(left_out)
+
+    def lower(self, most: int) -> None:
+        """No batch is larger from now on, for twice as long as the last time."""
+        self.size_limit = min(self.size_limit, most)
+        self._until_raised = self._patience
+        self._patience *= 2
+
+    def count_down(self) -> None:
+        """A batch has run well."""
+        if self.size_limit < self.engine.grid.largest:
+            self._until_raised -= 1
+            if self._until_raised <= 0:
+                self.size_limit, self._until_raised = min(2 * self.size_limit, self.engine.grid.largest), self._patience
+                log.info("%s: batches of up to %d are tried again", self.name, self.size_limit)
 
     def idle(self) -> bool:
         """See Runner.idle."""
@@ -172,6 +191,7 @@ class TensorFlight:
             odd = lib.gw_scatter(runner.port, results.rows, self.rows, self.answered, n, runner.odd)
             for i in ffi.unpack(runner.odd, odd) if odd else ():  # too large for their slots
                 runner.exchange.answer(self.answered[2 * i], self._row(outputs, i, i))
+        runner.count_down()
         runner.tally.scattered(results.size_bytes, time.perf_counter_ns() - waited_ns, waited_ns - self._began_ns)
 
     def _row(self, outputs: Mapping[str, Array], k: int, i: int) -> Any:
@@ -186,28 +206,20 @@ class TensorFlight:
             return [error] * self.n
         if self._kind_of(error) is Failure.OUT_OF_MEMORY and self.n > 1:
             error.__traceback__ = None  # its frames hold tensors
-            return self._in_halves(everybody)
+            return self._in_halves(everybody, error)
         return self._isolated(everybody, error)
 
-    def _in_halves(self, everybody: list[int]) -> list[Any]:
-        """After memory was too small. Once: a half that is too large as well has failed."""
+    def _in_halves(self, everybody: list[int], error: BaseException) -> list[Any]:
+        """After memory was too small: halves, and their halves, until they fit. If none is too large even alone, it is batches of this size that are too large."""
         runner, most = self._runner, (self.n + 1) // 2
-        runner.size_limit = min(runner.size_limit, most)
+        outcomes = batch.isolate(self._again, everybody, error)
+        kinds = [self._kind_of(outcome) for outcome in outcomes if isinstance(outcome, BaseException)]
         runner.tally.out_of_memory += 1
-        log.warning(
-            "%s: out of memory with a batch of %d: it is run in halves, and none is larger than %d from now on",
-            runner.name,
-            self.n,
-            runner.size_limit,
-        )
-        outcomes: list[Any] = []
-        for half in (everybody[:most], everybody[most:]):
-            try:
-                outcomes += self._again(half)
-            except (SystemExit, KeyboardInterrupt):
-                raise
-            except BaseException as error:
-                outcomes += self._isolated(half, error)
+        if Failure.OUT_OF_MEMORY in kinds:
+            log.warning("%s: out of memory with a batch of %d: %d requests have failed with it", runner.name, self.n, len(kinds))
+        else:
+            runner.lower(most)
+            log.warning("%s: out of memory with a batch of %d: it was run in parts, and none is larger than %d for a while", runner.name, self.n, most)
         return outcomes
 
     def _isolated(self, some: list[int], error: BaseException) -> list[Any]:

@@ -28,6 +28,7 @@ class Tally:
 
     def gathered(self, n: int, shape: Shape, size_bytes: int, took_ns: int) -> None:
         """A batch of n requests was gathered."""
+        self.batches += 1
         self.rows += n
         self.padded_rows += shape.rows
         self.padded_cells += shape.cells
@@ -36,7 +37,6 @@ class Tally:
 
     def scattered(self, size_bytes: int, took_ns: int, wall_ns: int) -> None:
         """Its answers were written; wall_ns: from its beginning until its outputs were there."""
-        self.batches += 1
         self.scattered_bytes += size_bytes
         self.scatter_ns += took_ns
         self.wall_ns += wall_ns

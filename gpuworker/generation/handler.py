@@ -11,8 +11,9 @@ import torch
 from gpuworker.execution.failures import check_device
 from gpuworker.generation.blocks import BlockPool
 from gpuworker.generation.engine import Engine
+from gpuworker.generation.gate import max_tokens
 from gpuworker.generation.loop import GenerationLoop
-from gpuworker.generation.model import PagedModel, bytes_per_token
+from gpuworker.generation.model import BLOCK_TOKENS, PagedModel, bytes_per_token
 from gpuworker.generation.sampler import Row, Sampler
 from gpuworker.generation.scheduler import Scheduler
 from gpuworker.worker.options import WorkerOptions
@@ -24,8 +25,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("gpuworker")
 
-BLOCK_TOKENS = 16
 BATCH_TOKENS = 512
+NOT_FOR_GENERATION = (
+    "latency_budget_ms", "max_wait_ms", "length_buckets", "max_length", "allowed_batch_sizes", "late", "wait", "admission", "pipeline_depth", "cuda_graphs",
+)  # fmt: skip
 CPU_CACHE_BYTES = 1 << 30
 GPU_SHARE = 0.8
 """Of the device's memory that is free once the model is there, for keys and values."""
@@ -70,21 +73,24 @@ class GenerationHandler:
         """Reads the model. Raises OSError or ValueError for a directory that cannot be served."""
         from transformers import AutoConfig, AutoModelForCausalLM
 
-        config = AutoConfig.from_pretrained(self.directory, local_files_only=True)
-        dtype = getattr(torch, self.dtype) if self.dtype else None
-        self._model = AutoModelForCausalLM.from_pretrained(self.directory, config=config, dtype=dtype or "auto", local_files_only=True)
-        self._model = self._model.eval().to(self.resolved_device)
+        directory = str(self.directory)
+        config = AutoConfig.from_pretrained(directory, local_files_only=True)
+        dtype = getattr(torch, self.dtype) if self.dtype else "auto"
+        model: Any = AutoModelForCausalLM.from_pretrained(directory, config=config, dtype=dtype, local_files_only=True)
+        self._model = model.eval().to(self.resolved_device)
 
     def prepare(self) -> None:
         """After `load`: sizes the cache and makes the engine. Raises RuntimeError and ValueError saying what is too small, or not supported."""
         options = self._options or WorkerOptions()
         config = self._model.config
-        longest = min(limit for limit in (self.max_model_tokens, getattr(config, "max_position_embeddings", None), 1 << 20) if limit)
+        longest = min(limit for limit in (self.max_model_tokens, max_tokens(config), 1 << 20) if limit)
         budget = self.kv_cache_bytes or self._free_bytes()
         per_token = bytes_per_token(self._model)
         blocks = max(budget // (per_token * BLOCK_TOKENS), 0)
         if blocks < 2:
-            raise RuntimeError(f"kv_cache_bytes={budget:,}: one block of {BLOCK_TOKENS} tokens takes {per_token * BLOCK_TOKENS:,}, and two are the least")
+            raise RuntimeError(
+                f"kv_cache_bytes={budget:,}: one block of {BLOCK_TOKENS} tokens takes {per_token * BLOCK_TOKENS:,}, and two are the least"
+            )
         blocks = min(blocks, 1 + options.max_batch_size * -(-longest // BLOCK_TOKENS))
         eos = getattr(self._model.generation_config, "eos_token_id", None)
         self._eos_ids = [] if eos is None else list(eos) if isinstance(eos, (list, tuple)) else [eos]
@@ -100,7 +106,9 @@ class GenerationHandler:
         paged = PagedModel(self._model, blocks=blocks, dtype=self._model.dtype, device=self.resolved_device)
         self._paged, self._engine = paged, Engine(scheduler, paged, Sampler(), Row)
         size_mib = blocks * BLOCK_TOKENS * per_token / 2**20
-        log.info("%s: the cache has room for %d tokens, in %d blocks (%.1f MiB)", self.__qualname__, (blocks - 1) * BLOCK_TOKENS, blocks - 1, size_mib)
+        log.info(
+            "%s: the cache has room for %d tokens, in %d blocks (%.1f MiB)", self.__qualname__, (blocks - 1) * BLOCK_TOKENS, blocks - 1, size_mib
+        )
 
     def _free_bytes(self) -> int:
         device = self.resolved_device
@@ -112,7 +120,11 @@ class GenerationHandler:
         return check_device((self._options.device if self._options else None) or self.device)
 
     def configure(self, options: WorkerOptions | None) -> None:
-        """The worker's options, before `load`."""
+        """The worker's options, before `load`. Raises ValueError for those that are about batches of whole requests."""
+        default = WorkerOptions()
+        for option in NOT_FOR_GENERATION:
+            if options is not None and getattr(options, option) != getattr(default, option):
+                raise ValueError(f"{option}: a worker that generates forms its batches anew for every token, and has no use for it; leave it out")
         self._options = options
 
     def contract(self) -> dict[str, Any]:
@@ -123,13 +135,14 @@ class GenerationHandler:
                 "eos_ids": self._eos_ids,
                 "vocabulary": self._vocabulary,
                 "max_model_tokens": self._longest,
+                "priorities": bool(self._options and self._options.priorities),
             }
         }
 
     def make_loop(self, segment: Segment, exchange: Exchange) -> Loop:
         """See worker/runner.py."""
         assert self._engine is not None
-        return GenerationLoop(self._engine, segment, exchange, self.__qualname__, self._vocabulary)
+        return GenerationLoop(self._engine, segment, exchange, self.__qualname__, self._vocabulary, bool(self._options and self._options.priorities))
 
     def close(self) -> None:
         """The worker ends."""

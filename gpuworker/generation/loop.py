@@ -34,8 +34,9 @@ class GenerationLoop:
     queued again, and the next owner finds in its slot which tokens were sent (native/stream.c), and goes on behind them.
     """
 
-    def __init__(self, engine: Engine, segment: Segment, exchange: Exchange, name: str, vocabulary: int) -> None:
+    def __init__(self, engine: Engine, segment: Segment, exchange: Exchange, name: str, vocabulary: int, priorities: bool) -> None:
         self._engine, self._port, self._exchange, self._name, self._vocabulary = engine, segment.port, exchange, name, vocabulary
+        self._priorities = priorities
         self._response_bytes = segment.response_bytes
         self._live: dict[int, _Live] = {}
         self._taken = ffi.new("uint64_t[]", 2 * segment.capacity)
@@ -101,7 +102,7 @@ class GenerationLoop:
             generated=self._sent(ticket, written, entry),
             stop_ids=request.stop_ids,
             ignore_eos=request.ignore_eos,
-            priority=request.priority,
+            priority=request.priority if self._priorities else 0,
             arrival_ns=time.monotonic_ns(),
             sampling=request.sampling,
         )

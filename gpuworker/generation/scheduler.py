@@ -57,6 +57,8 @@ class Scheduler:
         self.waiting = Waiting(max_overtakes)
         self.running: list[Sequence] = []
         """In the order of their keys; the last is the first to be preempted."""
+        self.long_tokens = max_batch_tokens
+        """Most tokens of chunks longer than one, in a step that has others: see pacing.py. May be set between steps."""
         self._eos_ids = frozenset(eos_ids)
         self._prefix = PrefixCache(pool, prefix_key) if prefix_caching else None
         self._steps = self._batch_tokens = self._preemptions = self._prefix_hit_tokens = 0
@@ -99,10 +101,13 @@ class Scheduler:
         one = [sequence for sequence in self.running if len(sequence.tokens) - sequence.computed == 1]
         more = [sequence for sequence in self.running if len(sequence.tokens) - sequence.computed > 1] if len(one) < len(self.running) else []
         chunks: list[Chunk] = []
+        is_limited = False
         for sequence in one + more:
             if not sequence.blocks:
                 continue  # preempted a moment ago
             start = sequence.computed
+            if len(sequence.tokens) - start > 1 and chunks and not is_limited:
+                left, is_limited = min(left, self.long_tokens), True
             count = min(len(sequence.tokens) - start, left)
             if not count:
                 break
@@ -114,6 +119,8 @@ class Scheduler:
                 sequence.blocks += pool.take(needed)
             chunks.append(Chunk(sequence, start, count))
             left -= count
+        if chunks and not is_limited:
+            left = min(left, self.long_tokens)
         return chunks, left
 
     def _make_room(self, needed: int, sequence: Sequence, chunks: list[Chunk]) -> int:

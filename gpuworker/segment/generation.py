@@ -16,8 +16,9 @@ COUNTERS = (
 class Generation:
     """What a GenerationHandler's owner has done since its start, and holds now. Up to 0.2 s old.
 
-    tokens: generated and sent; prompt_tokens: computed for prompts, and again after preemptions; prefix_hit_tokens: found in the cache instead. running, waiting: sequences.
-    blocks of `block_tokens` tokens each; blocks_cached are free, and hold prefixes that may be asked for again. waste: share of used blocks' room that holds nothing.
+    tokens: generated and sent; prompt_tokens: computed for prompts, and again after preemptions; prefix_hit_tokens: found in the cache instead. running,
+    waiting: sequences. blocks of `block_tokens` tokens each; blocks_cached are free, and hold prefixes that may be asked for again. waste: share of used
+    blocks' room that holds nothing.
     """
 
     steps: int

@@ -66,7 +66,8 @@ class PlainLine:
 
     def __init__(self, segment: Segment, options: WorkerOptions) -> None:
         self._port, self._fair_share = segment.port, options.fair_share
-        self._most, self._max_wait_ms = options.max_batch_size, options.max_wait_ms or 0.0
+        self._max_batch_size, self._max_wait_ms = options.max_batch_size, options.max_wait_ms or 0.0
+        self._most = self._limit = options.max_batch_size
         self._sizes = options.sizes
         self._split: Reason | None = None
         self._costs = CostModel(options.max_batch_size, allowed_batch_sizes=self._sizes)
@@ -102,9 +103,9 @@ class PlainLine:
 
     def fitted(self, run: Run, most: int) -> Run:
         """See Line.fitted."""
-        if most < self._most:
-            self._most = most
-            self._decide = SizeOrTimeout(most, self._max_wait_ms).decide
+        if most != self._limit:
+            self._limit, self._most = most, min(most, self._max_batch_size)
+            self._decide = SizeOrTimeout(self._most, self._max_wait_ms).decide
         size = min(run.size, most)
         if self._sizes:
             size = size_to_run(size, self._sizes, self._costs.table(0))

@@ -91,7 +91,7 @@ class WorkerOptions:
     standby: bool = False
     """Keep a second owner loaded, which takes over at once when the first dies. It takes the memory of a second model."""
     run_timeout_s: float | None = None
-    """Longest that a batch may run, errors isolated: then its owner is killed, and the callers of all that is on its way with it are told. Default: no limit."""
+    """Longest that a batch may run, errors isolated: then its owner is killed, and the batch's callers are told. Default: no limit."""
     startup_timeout_s: float = 300.0
     """How long the handler may take to load and warm up."""
     drain_timeout_s: float = 10.0

@@ -15,7 +15,7 @@ from gpuworker.worker import job as pipes
 from gpuworker.worker import logs
 from gpuworker.worker.job import Job
 
-DEFAULTS = {"OMP_WAIT_POLICY": "passive"}
+OWNER_ENVIRONMENT = {"OMP_WAIT_POLICY": "passive"}
 """For the owner's environment. OpenMP's threads (torch on the CPU) spin for each other by default, which is ruinous beside frontends on the same cores."""
 LAST_WORDS_BYTES = 2048
 READS = 32
@@ -46,7 +46,7 @@ class OwnerProcess:
                 stdin=subprocess.DEVNULL,
                 stderr=stderr_write,
                 pass_fds=(job_read, status_write),
-                env={**DEFAULTS, **os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+                env={**OWNER_ENVIRONMENT, **os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
                 start_new_session=True,  # Ctrl-C reaches a terminal's whole process group; when an owner stops is its supervisor's business
             )
         except BaseException:

@@ -104,7 +104,7 @@ class Session:
         contract = self.handler.contract
         info = {"name": self._name, "handler": self.handler.name, "options": vars(self.options)}
         if contract is not None:
-            info["contract"] = {**contract, "uses_lengths": self.options.uses_lengths}
+            info["contract"] = {**contract, "uses_lengths": self.options.uses_lengths and contract.get("uses_lengths", True)}
         blob = json.dumps(info).encode()
         if len(blob) > lib.GW_INFO_BYTES:
             raise ValueError(

@@ -250,6 +250,98 @@ static void looks(void) {
     }
 }
 
+/* Requests that run for many steps are taken whoever they are, and none of that is a batch. */
+static void admitted(void) {
+    gw_port *owner = r.owner;
+    EQUAL(gw_admit(owner, CAPACITY, taken[0]), 0);
+    int64_t first = submit(front, "first"), suspect = submit(front, "suspect"), second = submit(other, "suspect");
+    int64_t late = gw_submit(other, GW_KIND_STR, NULL, 0, "late", 4, 1, 0);
+    tried_before(suspect);
+    tried_before(second);
+    EQUAL(gw_collect(owner, 0), 4);
+    EQUAL(gw_admit(owner, 0, taken[0]), 0);
+    EQUAL(gw_admit(owner, -1, taken[0]), 0);
+    EQUAL(gw_admit(owner, 1, taken[0]), 1);
+    EQUAL(taken[0][0], first);
+    EQUAL(taken[0][1], gw_describe(GW_KIND_STR, 0, 5));
+    EQUAL(owner->queued, 3);
+    EQUAL(gw_cancel(other, second), 0);
+    EQUAL(gw_admit(owner, CAPACITY, taken[1]), 1); /* one was withdrawn, and one is late */
+    EQUAL(taken[1][0], suspect);
+    EQUAL(owner->queued, 0);
+    EQUAL(kind_of(other, late), GW_KIND_EXPIRED);
+    EQUAL(gw_release(other, late), 0);
+    EQUAL(gw_batches_running(owner) | gw_runs_alone(owner), 0);
+    EQUAL(gw_free_strays(owner), 0); /* the keeper knows that they run */
+    EQUAL(gw_phase(owner, first) | gw_phase(owner, suspect), GW_RUNNING);
+    second = submit(other, "second");
+    front->slots[gw_slot_of(second)].request = gw_describe(GW_KIND_STR, 0, AREA + 1); /* more than there is */
+    EQUAL(gw_collect(owner, 0), 1);
+    EQUAL(gw_admit(owner, CAPACITY, taken[2]), 1); /* joins them */
+    EQUAL(taken[2][0], second);
+    EQUAL(taken[2][1], UINT64_MAX);
+    EQUAL(gw_untake(owner, suspect), 0); /* it waits again, and is taken again */
+    EQUAL(gw_collect(owner, 0), 1);
+    EQUAL(gw_admit(owner, CAPACITY, taken[1]), 1);
+    EQUAL(taken[1][0], suspect);
+    EQUAL(gw_cancel(front, suspect), 1);
+    EQUAL(gw_finish(owner, taken[1], 1), 1);
+    EQUAL(end(2, 1) | end(0, 1), 0);
+    for (uint32_t i = 0; i < CAPACITY; i++) EQUAL(owner->running[i], GW_NO_TICKET);
+    EQUAL(stats()->batches | stats()->run.n | stats()->reasons[0], 0);
+    EQUAL(stats()->completed * 100 + stats()->abandoned * 10 + stats()->expired, 211);
+    EQUAL(stats()->queue_wait.n, 3);
+    EQUAL(stamp() | free_at(), 0);
+    release(first);
+    EQUAL(gw_release(other, second), 0);
+}
+
+/* A step is a batch in the statistics, and has a beginning that a watchdog can see. Who leaves in the middle does not end it. */
+static void steps(void) {
+    static const uint32_t sizes[] = {1, 3, 63, 64, 4096, 0}, buckets[] = {1, 3, 63, 64, 70, 0};
+    int64_t ticket = submit(front, "x");
+    gw_collect(r.owner, 0);
+    EQUAL(gw_admit(r.owner, 1, taken[0]), 1);
+    uint64_t run_ns = 0;
+    for (uint32_t k = 0; k < 6; k++) {
+        uint64_t before = gw_now();
+        gw_begin_step(r.owner);
+        uint64_t began = stamp();
+        CHECK(began >= before && began <= gw_now());
+        if (k == 1) {
+            EQUAL(end(0, 1), 0);
+            release(ticket);
+            ticket = submit(front, "x"); /* and somebody comes */
+            gw_collect(r.owner, 0);
+            EQUAL(gw_admit(r.owner, 1, taken[0]), 1);
+            EQUAL(stamp(), began);
+            EQUAL(stats()->batches, 1);
+        }
+        gw_end_step(r.owner, sizes[k], k % 2);
+        EQUAL(stamp(), 0);
+        EQUAL(stats()->batches, k + 1);
+        EQUAL(stats()->run.n, k + 1);
+        EQUAL(stats()->batch_sizes[buckets[k]], 1);
+        EQUAL(stats()->reasons[k % 2], k / 2 + 1);
+        CHECK(stats()->run.sum_ns >= run_ns && stats()->run.sum_ns - run_ns <= gw_now() - began);
+        run_ns = stats()->run.sum_ns;
+    }
+    CHECK(run_ns > 0);
+    EQUAL(stats()->predicted | stats()->overruns, 0);
+    EQUAL(free_at(), 0);
+    EQUAL(gw_batches_running(r.owner), 0);
+    gw_begin_step(r.owner); /* its owner dies in it: that is not the next one's time */
+    rig_new_owner(&r);
+    EQUAL(gw_recover(r.owner, 3, GW_KIND_DIED), 1);
+    EQUAL(stamp(), 0);
+    gw_collect(r.owner, 0);
+    EQUAL(gw_admit(r.owner, 1, taken[0]), 1);
+    EQUAL(taken[0][0], ticket);
+    EQUAL(end(0, 1), 0);
+    EQUAL(stats()->batches, 6);
+    release(ticket);
+}
+
 typedef struct { _Atomic int told, seen, over; int sleepers_only; } talk;
 static talk t;
 
@@ -303,6 +395,6 @@ static void nudges(void) {
 }
 
 static const named_case cases[] = {CASE(in_turn), CASE(free_again), CASE(overtaken), CASE(more_than_fit), CASE(nobody_left), CASE(suspects_run_alone),
-                                   CASE(untaken_in_between), CASE(looks), CASE(nudges)};
+                                   CASE(untaken_in_between), CASE(looks), CASE(admitted), CASE(steps), CASE(nudges)};
 
 int main(void) { return run_cases("batches", cases, sizeof cases / sizeof *cases); }

@@ -181,6 +181,7 @@ int main(int argc, char **argv) {
     add_rows(front_scenarios, sizeof front_scenarios / sizeof *front_scenarios, only);
     add_rows(owner_scenarios, sizeof owner_scenarios / sizeof *owner_scenarios, only);
     add_rows(recovery_scenarios, sizeof recovery_scenarios / sizeof *recovery_scenarios, only);
+    add_rows(stream_scenarios, sizeof stream_scenarios / sizeof *stream_scenarios, only);
     if (!n_rows) return fprintf(stderr, "killstep: no scenario is called %s\n", only), 2;
     for (int i = 0; list && i < n_rows; i++) printf("%s/%s\n", rows[i].scenario->name, rows[i].mode->name);
     if (list) return 0;

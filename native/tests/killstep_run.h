@@ -1,7 +1,7 @@
 /* Brings a victim to a point, lets happen what the mode says, and settles the world: one row of the report, point by point. */
 #ifndef GPUWORKER_TESTS_KILLSTEP_RUN_H
 #define GPUWORKER_TESTS_KILLSTEP_RUN_H
-#include "killstep_recovery.h"
+#include "killstep_stream.h"
 
 enum { MAX_STEPS = 1 << 16 };
 

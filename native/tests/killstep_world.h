@@ -5,7 +5,7 @@
 #include "killstep_trace.h"
 #include "killstep_waiter.h"
 
-enum { CAPACITY = 6, PARTICIPANTS = 4, MAX_ATTEMPTS = 3, WAITERS = 4, IDS = 128 };
+enum { CAPACITY = 6, PARTICIPANTS = 4, MAX_ATTEMPTS = 3, WAITERS = 4, IDS = 128, STREAM_AREA = 640 };
 
 /* Requests by who sends them. */
 enum { VICTIM_ID = 1, DEAD_ID = 8, PATIENT_ID = 16, QUEUED_ID = 24, BUSY_ID = 32 };
@@ -27,7 +27,7 @@ static _Atomic uint32_t *ran;     /* by id: how often an owner worked it out */
 static _Atomic uint64_t *running; /* what the owner runs, as its keeper sees it: a thread of the owner's in life, and a process of its own here */
 
 static inline void world_map(void) { /* once in a process */
-    r = rig_open(CAPACITY, PARTICIPANTS, PAYLOAD_AREA);
+    r = rig_open(CAPACITY, PARTICIPANTS, STREAM_AREA);
     void *shared = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     CHECK(shared != MAP_FAILED);
     calls_are_over = shared;
@@ -59,7 +59,7 @@ static inline void world_open(void) {
     memset((void *)ran, 0, IDS * sizeof *ran);
     *report = UNSAID;
     w.probe = CAPACITY - 1;
-    EQUAL(gw_format(r.base, CAPACITY, PARTICIPANTS, PAYLOAD_AREA, PAYLOAD_AREA, SPILL_BYTES, 1), 0);
+    EQUAL(gw_format(r.base, CAPACITY, PARTICIPANTS, STREAM_AREA, STREAM_AREA, SPILL_BYTES, 1), 0);
     new_owner();
     gw_set_policy(r.owner, GW_REJECT, GW_PARK, CAPACITY, CAPACITY, 0, CAPACITY);
     gw_set_state(r.owner, GW_SERVING);
