@@ -53,9 +53,14 @@ void gw_note_batch(gw_port *port, uint64_t predicted_ns, uint64_t tokens, uint64
 }
 
 /* One step of requests that run for many (gw_admit): it is a batch in the statistics, and what takes too long is known by it. */
-void gw_begin_step(gw_port *port) {
-    port->running_since_ns = gw_now();
-    WRITE(&port->header->batch_started_ns, port->running_since_ns);
+void gw_begin_step(gw_port *port, const uint64_t *tickets, uint32_t n) {
+    uint64_t now = gw_now();
+    for (uint32_t k = 0; k < n; k++) { /* it is theirs from now on: until here an owner's death has not been their fault, see gw_recover */
+        gw_slot *slot = gw_slot_at(port, (int64_t)tickets[k]);
+        if (slot && slot->dispatch_ns == GW_NOT_BEGUN && gw_is_taken(slot, (int64_t)tickets[k])) slot->dispatch_ns = now;
+    }
+    port->running_since_ns = now;
+    WRITE(&port->header->batch_started_ns, now);
 }
 
 void gw_end_step(gw_port *port, uint32_t size, uint32_t reason) {

@@ -174,7 +174,8 @@ void gw_set_policy(gw_port *port, uint32_t on_full, uint32_t wake, uint32_t quot
 int gw_set_info(gw_port *port, const char *info, uint32_t bytes);
 void gw_set_wake(gw_port *port, uint32_t wake);
 void gw_heartbeat(gw_port *port, uint64_t now_ns);
-void gw_begin_step(gw_port *port);
+void gw_begin_step(gw_port *port, const uint64_t *tickets, uint32_t n);
+uint64_t gw_deadline(const gw_port *port, int64_t ticket);
 void gw_end_step(gw_port *port, uint32_t size, uint32_t reason);
 void gw_count_client(gw_port *port, uint32_t outcome);
 int gw_is_late(const gw_port *port, uint64_t terms, gw_forecast *out);

@@ -116,13 +116,15 @@ int gw_take(gw_port *port, int count, uint32_t reason, uint64_t *taken) {
     return n;
 }
 
-/* Takes up to `count` requests that run for many batches, joining and leaving them one by one: none begins here (see gw_step), and one that was running when
+/* Takes up to `count` requests that run for many batches, joining and leaving them one by one: none begins here (see gw_begin_step), and one that was running when
  * an owner died is not kept apart, as it goes on where it was. */
 int gw_admit(gw_port *port, int count, uint64_t *taken) {
     uint64_t now = gw_now();
     int n = 0;
     uint32_t k = 0;
-    for (; k < port->queued && n < count; k++) n += take_one(port, (int64_t)port->backlog[k].ticket, 1, now, taken + 2 * n) == TAKEN;
+    for (; k < port->queued && n < count; k++)
+        if (take_one(port, (int64_t)port->backlog[k].ticket, 1, now, taken + 2 * n) == TAKEN)
+            gw_slot_at(port, (int64_t)taken[2 * n++])->dispatch_ns = GW_NOT_BEGUN;
     port->queued -= k;
     memmove(port->backlog, port->backlog + k, port->queued * sizeof *port->backlog);
     GW_POINT(admit_all);
@@ -166,6 +168,11 @@ int gw_is_taken(const gw_slot *slot, int64_t ticket) {
     return gw_generation_of(word) == gw_life_of(ticket) && (gw_phase_of(word) == GW_RUNNING || gw_phase_of(word) == GW_ABANDONED);
 }
 
+uint64_t gw_deadline(const gw_port *port, int64_t ticket) {
+    const gw_slot *slot = gw_slot_at(port, ticket);
+    return slot && gw_is_taken(slot, ticket) ? GW_PEEK(&slot->deadline_ns) : 0;
+}
+
 /* Publishes the response that the slot now holds. 0, or 1 if the request had been abandoned. `batch`: not counted yet, see gw_batch_done. */
 static int answer(gw_port *port, gw_slot *slot, int64_t ticket, gw_batch *batch) {
     gw_stats *stats = &port->header->stats;
@@ -178,8 +185,10 @@ static int answer(gw_port *port, gw_slot *slot, int64_t ticket, gw_batch *batch)
         batch->size = 0;
     }
     gw_observe(&stats->queue_wait, slot->collect_ns - GW_PEEK(&slot->enqueue_ns));
+    if (slot->dispatch_ns == GW_NOT_BEGUN) slot->dispatch_ns = now;
     gw_observe(&stats->batch_wait, slot->dispatch_ns - slot->collect_ns);
-    _Atomic uint64_t *outcome = (gw_kind_of(slot->response) & ~(uint32_t)GW_KIND_SPILLED) < GW_KIND_ERROR ? &stats->completed : &stats->failed;
+    uint32_t kind = gw_kind_of(slot->response) & ~(uint32_t)GW_KIND_SPILLED;
+    _Atomic uint64_t *outcome = kind < GW_KIND_ERROR ? &stats->completed : kind == GW_KIND_EXPIRED ? &stats->expired : &stats->failed;
     _Atomic uint64_t *in_time = !slot->due_ns ? NULL : now <= slot->due_ns ? &stats->on_time : &stats->late;
     GW_COUNT(outcome, 1);
     if (in_time) GW_COUNT(in_time, 1);

@@ -114,7 +114,7 @@ int gw_recover(gw_port *port, uint32_t max_attempts, uint32_t kind) {
         switch (gw_phase_of(word)) {
         case GW_ABANDONED: gw_end(port, slot, ticket); break;
         case GW_RUNNING:
-            if (slot->dispatch_ns > stuck_ns) {
+            if (slot->dispatch_ns == GW_NOT_BEGUN || slot->dispatch_ns > stuck_ns) {
                 gw_untake(port, ticket);
                 n++;
                 break;

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from gpuworker.client.tokenizer import _content
+from gpuworker.client.tokenizer import content_of
 from gpuworker.errors import GpuWorkerError, InvalidRequest
 
 FILES = ("chat_template.jinja", "tokenizer_config.json", "special_tokens_map.json")
@@ -64,7 +64,7 @@ def _read(directory: str, versions: tuple[Any, ...]) -> tuple[str | None, dict[s
     if isinstance(source, list):  # several, by name
         source = next((one.get("template") for one in source if isinstance(one, dict) and one.get("name") == "default"), None)
     try:
-        source = _content(template).decode()
+        source = content_of(template).decode()
     except FileNotFoundError:
         pass
     except ValueError as error:
@@ -74,7 +74,7 @@ def _read(directory: str, versions: tuple[Any, ...]) -> tuple[str | None, dict[s
 
 def _json(file: str) -> dict[str, Any]:
     try:
-        found = json.loads(_content(file))
+        found = json.loads(content_of(file))
     except FileNotFoundError:
         return {}
     except (ValueError, RecursionError) as error:

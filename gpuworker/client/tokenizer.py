@@ -44,7 +44,7 @@ class Tokenizer:
             encoding = tokenizer.encode(text.lower() if self._lower else text)
         except (TypeError, UnicodeError):  # all that it says is that a str is no str
             raise InvalidRequest(
-                f"the text holds a lone surrogate, {_lone_surrogate(text)}, which is no character; replace it before sending"
+                f"the text holds a lone surrogate, {lone_surrogate(text)}, which is no character; replace it before sending"
             ) from None
         request = {"input_ids": np.array(encoding.ids, np.int64)}
         if self._wants_types:
@@ -82,7 +82,7 @@ def _load(file: str, digest: str, max_length: int) -> Any:
             name=error.name,
         ) from None
     try:
-        data = _content(file)
+        data = content_of(file)
     except ValueError as error:
         raise GpuWorkerError(f"{file!r:.200} is no tokenizer's file: {error}") from None
     except OSError as error:
@@ -105,7 +105,7 @@ def _load(file: str, digest: str, max_length: int) -> Any:
     return tokenizer
 
 
-def _content(file: str) -> bytes:
+def content_of(file: str) -> bytes:
     """Of a file that somebody has named to us: not of a pipe that never ends, nor of a device. Raises OSError and ValueError."""
     fd = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(fd, "rb") as opened:
@@ -119,5 +119,6 @@ def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:16]
 
 
-def _lone_surrogate(text: str) -> str:
+def lone_surrogate(text: str) -> str:
+    """Which one a text holds that cannot be encoded, and where."""
     return next((f"U+{ord(character):04X} at {at}" for at, character in enumerate(text) if "\ud800" <= character <= "\udfff"), "?")

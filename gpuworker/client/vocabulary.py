@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from gpuworker.client.text import Detokenizer
-from gpuworker.client.tokenizer import _content, _lone_surrogate
+from gpuworker.client.tokenizer import content_of, lone_surrogate
 from gpuworker.errors import GpuWorkerError, InvalidRequest
 
 FILE = "tokenizer.json"
@@ -32,7 +32,7 @@ class Vocabulary:
             ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         except (TypeError, UnicodeError):  # all that it says is that a str is no str
             raise InvalidRequest(
-                f"the text holds a lone surrogate, {_lone_surrogate(text)}, which is no character; replace it before sending"
+                f"the text holds a lone surrogate, {lone_surrogate(text)}, which is no character; replace it before sending"
             ) from None
         return ids
 
@@ -51,7 +51,7 @@ def load(directory: str) -> Vocabulary:
         known = _loaded.get(file)
         if known is not None and known[0] == version:
             return known[1]
-        data = _content(file)
+        data = content_of(file)
     except ValueError as error:
         raise GpuWorkerError(f"{file!r:.200} is no tokenizer's file: {error}") from None
     except OSError as error:

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gpuworker.execution.failures import check_device
+from gpuworker.execution.failures import Failure, check_device, kind_of
 from gpuworker.generation.blocks import BlockPool
 from gpuworker.generation.engine import Engine
 from gpuworker.generation.gate import max_tokens
+from gpuworker.generation.graphs import DecodeGraphs
 from gpuworker.generation.loop import GenerationLoop
 from gpuworker.generation.model import BLOCK_TOKENS, PagedModel, bytes_per_token
 from gpuworker.generation.sampler import Row, Sampler
@@ -27,7 +28,8 @@ log = logging.getLogger("gpuworker")
 
 BATCH_TOKENS = 512
 NOT_FOR_GENERATION = (
-    "latency_budget_ms", "max_wait_ms", "length_buckets", "max_length", "allowed_batch_sizes", "late", "wait", "admission", "pipeline_depth", "cuda_graphs",
+    "latency_budget_ms", "max_wait_ms", "length_buckets", "max_length", "allowed_batch_sizes", "late", "wait", "admission", "pipeline_depth",
+    "priority_ageing_ms", "target_miss_rate", "cost_file", "max_length_buckets",
 )  # fmt: skip
 CPU_CACHE_BYTES = 1 << 30
 GPU_SHARE = 0.8
@@ -43,7 +45,8 @@ class GenerationHandler:
     directory: config.json, model.safetensors, tokenizer.json, and chat_template.jinja or tokenizer_config.json where it chats; nothing is downloaded, no code of the
     model's own is run. dtype: "float32", "bfloat16" or "float16"; default: as saved. device: "cpu", "cuda", "cuda:1"; default: cuda if there is one.
     max_model_tokens: of one prompt and its answer; default: what the model was made for. kv_cache_bytes: for keys and values; default: most of what is free on
-    a GPU, 1 GiB on the CPU. prefix_caching: beginnings that two requests share are computed once.
+    a GPU, 1 GiB on the CPU. prefix_caching: beginnings that two requests share are computed once. cuda_graphs: on a GPU, steps that only decode are replayed as
+    CUDA graphs (see graphs.py); the worker's option of the same name goes before.
     The worker's max_batch_size is how many sequences take part in a step, its max_batch_tokens how many tokens (default: 512).
     """
 
@@ -53,14 +56,16 @@ class GenerationHandler:
     max_model_tokens: int | None = None
     kv_cache_bytes: int | None = None
     prefix_caching: bool = True
+    cuda_graphs: bool = True
 
     _options: WorkerOptions | None = None
     _engine: Engine | None = None
     _paged: PagedModel | None = None
+    _graphs: DecodeGraphs | None = None
 
     def __init__(self, directory: str | os.PathLike[str] | None = None, **given: Any) -> None:
         """The instance travels to its owner as it is here: what is given and no model."""
-        unknown = given.keys() - {"dtype", "device", "max_model_tokens", "kv_cache_bytes", "prefix_caching"}
+        unknown = given.keys() - {"dtype", "device", "max_model_tokens", "kv_cache_bytes", "prefix_caching", "cuda_graphs"}
         if unknown:
             raise TypeError(f"GenerationHandler knows no {sorted(unknown)[0]}=")
         vars(self).update({name: value for name, value in {"directory": directory, **given}.items() if value is not None})
@@ -75,6 +80,8 @@ class GenerationHandler:
 
         directory = str(self.directory)
         config = AutoConfig.from_pretrained(directory, local_files_only=True)
+        if self.dtype not in (None, "float32", "bfloat16", "float16"):
+            raise ValueError(f"dtype={self.dtype!r}: choose 'float32', 'bfloat16' or 'float16'")
         dtype = getattr(torch, self.dtype) if self.dtype else "auto"
         model: Any = AutoModelForCausalLM.from_pretrained(directory, config=config, dtype=dtype, local_files_only=True)
         self._model = model.eval().to(self.resolved_device)
@@ -84,7 +91,7 @@ class GenerationHandler:
         options = self._options or WorkerOptions()
         config = self._model.config
         longest = min(limit for limit in (self.max_model_tokens, max_tokens(config), 1 << 20) if limit)
-        budget = self.kv_cache_bytes or self._free_bytes()
+        budget = self._free_bytes() if self.kv_cache_bytes is None else self.kv_cache_bytes
         per_token = bytes_per_token(self._model)
         blocks = max(budget // (per_token * BLOCK_TOKENS), 0)
         if blocks < 2:
@@ -92,6 +99,7 @@ class GenerationHandler:
                 f"kv_cache_bytes={budget:,}: one block of {BLOCK_TOKENS} tokens takes {per_token * BLOCK_TOKENS:,}, and two are the least"
             )
         blocks = min(blocks, 1 + options.max_batch_size * -(-longest // BLOCK_TOKENS))
+        longest = min(longest, (blocks - 1) * BLOCK_TOKENS)
         eos = getattr(self._model.generation_config, "eos_token_id", None)
         self._eos_ids = [] if eos is None else list(eos) if isinstance(eos, (list, tuple)) else [eos]
         self._longest, self._vocabulary = longest, config.get_text_config().vocab_size
@@ -104,7 +112,12 @@ class GenerationHandler:
             prefix_caching=self.prefix_caching,
         )
         paged = PagedModel(self._model, blocks=blocks, dtype=self._model.dtype, device=self.resolved_device)
-        self._paged, self._engine = paged, Engine(scheduler, paged, Sampler(), Row)
+        self._paged = paged
+        wants_graphs = self.cuda_graphs if options.cuda_graphs is None else options.cuda_graphs
+        if wants_graphs and paged.cache.device.type == "cuda":
+            self._graphs = DecodeGraphs(paged, max_rows=options.max_batch_size, max_tokens=longest)
+            self._graphs.capture_next()  # the largest: if it cannot be done, this is when to hear of it
+        self._engine = Engine(scheduler, self._graphs or paged, Sampler(), Row, _is_fatal, isolate_errors=options.isolate_errors)
         size_mib = blocks * BLOCK_TOKENS * per_token / 2**20
         log.info(
             "%s: the cache has room for %d tokens, in %d blocks (%.1f MiB)", self.__qualname__, (blocks - 1) * BLOCK_TOKENS, blocks - 1, size_mib
@@ -146,5 +159,11 @@ class GenerationHandler:
 
     def close(self) -> None:
         """The worker ends."""
+        if self._graphs is not None:
+            self._graphs.close()
         if self._paged is not None:
             self._paged.close()
+
+
+def _is_fatal(error: Exception) -> bool:
+    return kind_of(error) is Failure.DEVICE_LOST

@@ -10,7 +10,6 @@ from typing import Any
 
 from gpuworker._native import ffi, lib
 from gpuworker.errors import InvalidRequest
-from gpuworker.execution.failures import Failure, kind_of
 from gpuworker.generating import FINISH, GenerationRequest, entry_bytes
 from gpuworker.generation.engine import Emitted, Engine
 from gpuworker.generation.sequence import Sequence
@@ -18,6 +17,7 @@ from gpuworker.generation.tally import Tally
 from gpuworker.payload import encode_error
 from gpuworker.scheduling import Reason
 from gpuworker.segment import Segment
+from gpuworker.segment.wire import describe
 from gpuworker.worker.exchange import Exchange, bare
 from gpuworker.worker.runner import DeviceLost, Turn
 
@@ -37,7 +37,7 @@ class GenerationLoop:
     def __init__(self, engine: Engine, segment: Segment, exchange: Exchange, name: str, vocabulary: int, priorities: bool) -> None:
         self._engine, self._port, self._exchange, self._name, self._vocabulary = engine, segment.port, exchange, name, vocabulary
         self._priorities = priorities
-        self._response_bytes = segment.response_bytes
+        self._response_bytes, self._capacity = segment.response_bytes, segment.capacity
         self._live: dict[int, _Live] = {}
         self._taken = ffi.new("uint64_t[]", 2 * segment.capacity)
         self._tickets, self._at = ffi.new("uint64_t[]", segment.capacity), ffi.new("uint32_t[]", segment.capacity)
@@ -55,7 +55,7 @@ class GenerationLoop:
                 return
             if count:
                 self._admit(count)
-            self._drop_gone()
+            self._drop_gone(now_ns)
             stop_ns = turn.stop_ns
             if stop_ns is not None and (now_ns >= stop_ns or not self._live):
                 self._end_all()
@@ -65,13 +65,13 @@ class GenerationLoop:
                 self._step()
                 until_ns = 0
             else:
-                self.tally.publish(self._engine.scheduler.stats())
+                self.tally.publish(self._engine)
                 until_ns = now_ns + TICK_NS
 
     # Joining.
 
     def _admit(self, count: int) -> None:
-        n = lib.gw_admit(self._port, count, self._taken)
+        n = lib.gw_admit(self._port, min(count, self._capacity), self._taken)
         pairs = ffi.unpack(self._taken, 2 * n)
         for ticket, request in zip(pairs[::2], pairs[1::2], strict=True):
             try:
@@ -94,7 +94,7 @@ class GenerationLoop:
                 "ask for fewer, or start it with a larger max_response_bytes"
             )
         if written < 0:
-            return  # nobody waits for it any more
+            return  # somebody has scribbled over its word
         sequence = Sequence(
             ticket,
             request.ids,
@@ -107,7 +107,7 @@ class GenerationLoop:
             sampling=request.sampling,
         )
         self._engine.scheduler.add(sequence)
-        self._live[ticket] = _Live(sequence, entry, written)
+        self._live[ticket] = _Live(sequence, entry, written, lib.gw_deadline(self._port, ticket))
         if sequence.is_finished:
             self._end(sequence)
 
@@ -128,24 +128,26 @@ class GenerationLoop:
 
     def _step(self) -> None:
         engine = self._engine
-        lib.gw_begin_step(self._port)
+        planned = [chunk.sequence.ticket for chunk in engine.plan()]
+        self._tickets[0 : len(planned)] = planned
+        lib.gw_begin_step(self._port, self._tickets, len(planned))
         try:
-            emitted, finished = engine.step()
+            emitted, finished = engine.run()
         except Exception as error:
-            self._failed(error)
-            return
+            log.critical("%s: the device is lost, and the owner ends: %s", self._name, error)
+            raise DeviceLost(str(error)) from error
         finally:
             if lib.gw_is_forked(self._port):
                 os._exit(os.EX_SOFTWARE)
             is_full = len(engine.scheduler.running) >= engine.scheduler.max_running
-            lib.gw_end_step(self._port, len(engine.planned), Reason.FULL if is_full else Reason.AGE)
+            lib.gw_end_step(self._port, len(planned), Reason.FULL if is_full else Reason.AGE)
         self._send([one for one in emitted if one.error is None])
         for one in emitted:
             if one.error is not None:
                 self._end(one.sequence)
         for sequence in finished:
             self._end(sequence)
-        self.tally.publish_when_due(engine.scheduler.stats)
+        self.tally.publish_when_due(engine)
 
     def _send(self, emitted: list[Emitted]) -> None:
         """Appends a token to each answer; in one native call for those whose entries look alike, which mostly is all."""
@@ -168,28 +170,24 @@ class GenerationLoop:
                 live.written += 1
             self.tally.tokens += len(those)
 
-    def _failed(self, error: Exception) -> None:
-        """The model could not make the step."""
-        if kind_of(error) is Failure.DEVICE_LOST:
-            log.critical("%s: the device is lost, and the owner ends: %s", self._name, error)
-            raise DeviceLost(str(error)) from error
-        log.error("%s failed on a step of %d sequences", self._name, len(self._engine.planned), exc_info=error)
-        for sequence in self._engine.fail_planned(error):
-            self._end(sequence)
-
     # Leaving.
 
-    def _drop_gone(self) -> None:
-        """Cancels what nobody waits for any more: its blocks are free before the next step."""
+    def _drop_gone(self, now_ns: int) -> None:
+        """Cancels what nobody waits for any more, or has waited for long enough: its blocks are free before the next step."""
         if not self._live:
             return
         tickets = list(self._live)
         self._tickets[0 : len(tickets)] = tickets
         n = lib.gw_stream_gone(self._port, self._tickets, len(tickets), self._gone)
         for k in ffi.unpack(self._gone, n) if n else ():
-            live = self._live.pop(tickets[k])
-            self._engine.scheduler.cancel(live.sequence)
-            self._finish(tickets[k])
+            self._leave(tickets[k])
+        for ticket in [ticket for ticket, live in self._live.items() if live.deadline_ns and live.deadline_ns <= now_ns]:
+            lib.gw_responded(self._port, ticket, describe(lib.GW_KIND_EXPIRED, 0, 0))
+            self._leave(ticket)
+
+    def _leave(self, ticket: int) -> None:
+        self._engine.scheduler.cancel(self._live.pop(ticket).sequence)
+        self._finish(ticket)
 
     def _end(self, sequence: Sequence) -> None:
         """Says how it has ended."""
@@ -211,7 +209,7 @@ class GenerationLoop:
         """The worker ends, and these have not finished in time."""
         for ticket, live in list(self._live.items()):
             self._engine.scheduler.cancel(live.sequence)
-            lib.gw_responded(self._port, ticket, lib.GW_KIND_DRAINING << 54)
+            lib.gw_responded(self._port, ticket, describe(lib.GW_KIND_DRAINING, 0, 0))
             self._finish(ticket)
         self._live.clear()
 
@@ -227,7 +225,7 @@ class GenerationLoop:
 
 
 class _Live:
-    __slots__ = ("entry", "sequence", "written")
+    __slots__ = ("deadline_ns", "entry", "sequence", "written")
 
-    def __init__(self, sequence: Sequence, entry: Any, written: int) -> None:
-        self.sequence, self.entry, self.written = sequence, entry, written
+    def __init__(self, sequence: Sequence, entry: Any, written: int, deadline_ns: int) -> None:
+        self.sequence, self.entry, self.written, self.deadline_ns = sequence, entry, written, deadline_ns

@@ -106,7 +106,7 @@ class Scheduler:
             if not sequence.blocks:
                 continue  # preempted a moment ago
             start = sequence.computed
-            if len(sequence.tokens) - start > 1 and chunks and not is_limited:
+            if len(sequence.tokens) - start > 1 and one and not is_limited:
                 left, is_limited = min(left, self.long_tokens), True
             count = min(len(sequence.tokens) - start, left)
             if not count:
@@ -119,7 +119,7 @@ class Scheduler:
                 sequence.blocks += pool.take(needed)
             chunks.append(Chunk(sequence, start, count))
             left -= count
-        if chunks and not is_limited:
+        if one and not is_limited:
             left = min(left, self.long_tokens)
         return chunks, left
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 from gpuworker._native import ffi, lib
-from gpuworker.generation.stats import SchedulerStats
+from gpuworker.generation.engine import Engine
 from gpuworker.segment.generation import COUNTERS
 from gpuworker.segment.stats import GENERATION_WORD
 
@@ -24,20 +23,21 @@ class Tally:
         self._published: object = None
         self.tokens = 0
 
-    def publish_when_due(self, stats: Callable[[], SchedulerStats]) -> None:
+    def publish_when_due(self, engine: Engine) -> None:
         """After each step."""
         if time.monotonic_ns() - self._published_ns >= PUBLISH_EVERY_NS:
-            self.publish(stats())
+            self.publish(engine)
 
-    def publish(self, found: SchedulerStats) -> None:
+    def publish(self, engine: Engine) -> None:
         """Puts everything into the segment, if it has changed."""
+        found = engine.scheduler.stats()
         if found == self._published:
             return
         self._published_ns, self._published = time.monotonic_ns(), found
         values = {
             "steps": found.steps,
             "tokens": self.tokens,
-            "prompt_tokens": max(found.batch_tokens - self.tokens, 0),
+            "prompt_tokens": engine.prompt_tokens,
             "prefix_hit_tokens": found.prefix_hit_tokens,
             "preemptions": found.preemptions,
             "running": found.running,

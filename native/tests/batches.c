@@ -305,7 +305,7 @@ static void steps(void) {
     uint64_t run_ns = 0;
     for (uint32_t k = 0; k < 6; k++) {
         uint64_t before = gw_now();
-        gw_begin_step(r.owner);
+        gw_begin_step(r.owner, (uint64_t[]){(uint64_t)ticket}, 1);
         uint64_t began = stamp();
         CHECK(began >= before && began <= gw_now());
         if (k == 1) {
@@ -330,9 +330,14 @@ static void steps(void) {
     EQUAL(stats()->predicted | stats()->overruns, 0);
     EQUAL(free_at(), 0);
     EQUAL(gw_batches_running(r.owner), 0);
-    gw_begin_step(r.owner); /* its owner dies in it: that is not the next one's time */
+    gw_begin_step(r.owner, (uint64_t[]){(uint64_t)ticket}, 1); /* its owner dies in it: that is not the next one's time */
+    int64_t waiting = submit(front, "y");
+    gw_collect(r.owner, 0);
+    EQUAL(gw_admit(r.owner, 1, taken[1]), 1);
     rig_new_owner(&r);
-    EQUAL(gw_recover(r.owner, 3, GW_KIND_DIED), 1);
+    EQUAL(gw_recover(r.owner, 3, GW_KIND_DIED), 2);
+    EQUAL(front->slots[gw_slot_of(ticket)].attempts * 10 + front->slots[gw_slot_of(waiting)].attempts, 10); /* the other one was in no step */
+    EQUAL(gw_cancel(front, waiting), 0);
     EQUAL(stamp(), 0);
     gw_collect(r.owner, 0);
     EQUAL(gw_admit(r.owner, 1, taken[0]), 1);

@@ -50,7 +50,8 @@ static void step_streams_of(gw_port *owner, lives *all) {
     int gone[CAPACITY], n = 0;
     for (int k = 0; k < all->n; k++) tickets[k] = (uint64_t)all->of[k].ticket;
     for (int g = gw_stream_gone(owner, tickets, (uint32_t)all->n, gone); g--;) leave_stream(owner, all, gone[g]);
-    gw_begin_step(owner);
+    for (int k = 0; k < all->n; k++) tickets[k] = (uint64_t)all->of[k].ticket;
+    gw_begin_step(owner, tickets, (uint32_t)all->n);
     for (int k = all->n; k--;) {
         live *one = &all->of[k];
         if (one->written == ENTRIES) {

@@ -112,6 +112,7 @@ static void the_next_owner_goes_on(void) {
 static void the_last_owner_dies(void) {
     int64_t ticket = begin(front);
     EQUAL(gw_stream_open(r.owner, ticket, 5, 8), 0);
+    gw_begin_step(r.owner, (uint64_t[]){(uint64_t)ticket}, 1);
     append_to(ticket, 1, 0, 8);
     rig_new_owner(&r);
     EQUAL(gw_recover(r.owner, 1, GW_KIND_DIED), 0);
