@@ -293,6 +293,19 @@ def test_padding_and_captures_write_to_nobodys_blocks(make, seed, has_kernel, mo
         assert torch.equal(one[1:], other[1:])
 
 
+def test_a_capture_does_not_run_the_step_that_was_there_before(make):
+    simulated = make()
+    simulated.capture(5)
+    chunks, _ = scattered([(300, 1), (32, 1), (100, 1)], blocks=BLOCKS)
+    simulated.forward(chunks)
+    assert simulated.graphs.hits == 1
+    before = simulated.noise()
+    simulated.capture()
+    assert simulated.graphs.count == 15
+    for one, other in zip(simulated.copy(), before, strict=True):
+        assert torch.equal(one[1:], other[1:])
+
+
 @pytest.mark.parametrize("left", [float("nan"), float("inf")])
 def test_what_others_have_left_harms_nobody(make, left):
     """In blocks that are nobody's, in the one that padding writes to, and in those of the step before, whose numbers are still in the table."""
