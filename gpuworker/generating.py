@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -12,6 +12,8 @@ import numpy as np
 from gpuworker.errors import InvalidRequest
 from gpuworker.sampling import SamplingParams
 
+NO_TOKEN = -1
+"""In an entry's top_ids: there are no more that are possible."""
 FINISH = ("", "stop", "length", "error")
 """gw_stream.finish: why a sequence has ended. Whoever cancels a request does not wait for that."""
 
@@ -21,7 +23,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
 
     ids: Any
     """int32 [tokens]"""
-    max_tokens: int
+    max_tokens: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
     sampling: SamplingParams = SamplingParams()
     stop_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
@@ -32,16 +34,24 @@ class GenerationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
         return {**msgspec.to_builtins(self, builtin_types=(np.ndarray,), str_keys=False), "ids": np.asarray(self.ids, np.int32)}
 
     @classmethod
-    def from_payload(cls, payload: Any) -> GenerationRequest:
-        """Checked: any client may have written it. Raises InvalidRequest."""
+    def from_payload(cls, payload: Any, most_tokens: int = 1 << 31, vocabulary: int = 1 << 31) -> GenerationRequest:
+        """Checked: any client may have written it. most_tokens: that the worker takes, so that nobody is held up by one that is absurdly large. Raises
+        InvalidRequest."""
         if not isinstance(payload, dict):
             raise InvalidRequest(f"this worker generates: call client.generate or client.stream; it got a {type(payload).__name__}")
         ids = payload.get("ids")
         if not isinstance(ids, np.ndarray) or ids.ndim != 1 or ids.dtype != np.int32:
             raise InvalidRequest("ids: give token ids as an int32 array of one dimension")
+        if ids.size > most_tokens:
+            raise InvalidRequest(f"a prompt of {ids.size:,} tokens, and this worker takes {most_tokens:,} with the answer")
+        sampling = payload.get("sampling")
+        biases = sampling.get("logit_bias") if isinstance(sampling, dict) else None
+        for name, found in (("stop_ids", payload.get("stop_ids")), ("logit_bias", biases)):
+            if isinstance(found, (list, tuple, dict)) and len(found) > vocabulary:
+                raise InvalidRequest(f"{name}: {len(found):,} of them, and the model has {vocabulary:,} tokens")
         try:
             return msgspec.convert({**payload, "ids": ids.tolist()}, cls)
-        except (msgspec.ValidationError, ValueError, TypeError) as error:
+        except (msgspec.ValidationError, ValueError, TypeError, LookupError) as error:
             raise InvalidRequest(f"this is no request to generate: {error}") from None
 
     @property
@@ -64,6 +74,8 @@ def entry_dtype(logprobs: int) -> np.dtype[Any]:
 def entry_bytes(dtype: np.dtype[Any], token: int, logprob: float | None, top: Sequence[tuple[int, float]] | None) -> bytes:
     """One entry."""
     made = np.zeros((), dtype)
+    if "top_ids" in (dtype.names or ()):
+        made["top_ids"] = NO_TOKEN
     made["token"] = token
     if logprob is not None and "logprob" in (dtype.names or ()):
         made["logprob"] = logprob

@@ -22,7 +22,12 @@ class Checker:
     """Of one signature. `fields`: the declared arrays by name; `dims`: the named dimensions whose extents are wanted; `below`: limits of values. Thread-safe."""
 
     def __init__(
-        self, fields: Mapping[str, Field], is_single: bool, dims: tuple[str, ...], max_extents: Mapping[str, int], below: Mapping[str, int] | None = None
+        self,
+        fields: Mapping[str, Field],
+        is_single: bool,
+        dims: tuple[str, ...],
+        max_extents: Mapping[str, int],
+        below: Mapping[str, int] | None = None,
     ) -> None:
         self._fields, self._dims, self._max_extents = dict(fields), dims, dict(max_extents)
         self._known: dict[Any, tuple[int, ...]] = {}  # extents by the shapes that were found to fit

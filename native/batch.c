@@ -63,7 +63,12 @@ void gw_begin_step(gw_port *port, const uint64_t *tickets, uint32_t n) {
     WRITE(&port->header->batch_started_ns, now);
 }
 
-void gw_end_step(gw_port *port, uint32_t size, uint32_t reason) {
+/* tickets: those of gw_begin_step. Between steps an owner's death is nobody's fault. */
+void gw_end_step(gw_port *port, const uint64_t *tickets, uint32_t n, uint32_t size, uint32_t reason) {
     uint64_t now = gw_now();
+    for (uint32_t k = 0; k < n; k++) {
+        gw_slot *slot = gw_slot_at(port, (int64_t)tickets[k]);
+        if (slot && gw_is_taken(slot, (int64_t)tickets[k])) slot->dispatch_ns = GW_NOT_BEGUN;
+    }
     gw_batch_done(port, &(gw_batch){.size = size, .reason = reason}, now - port->running_since_ns, now);
 }

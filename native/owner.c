@@ -173,6 +173,11 @@ uint64_t gw_deadline(const gw_port *port, int64_t ticket) {
     return slot && gw_is_taken(slot, ticket) ? GW_PEEK(&slot->deadline_ns) : 0;
 }
 
+uint32_t gw_attempts(const gw_port *port, int64_t ticket) {
+    const gw_slot *slot = gw_slot_at(port, ticket);
+    return slot ? GW_PEEK(&slot->attempts) : 0;
+}
+
 /* Publishes the response that the slot now holds. 0, or 1 if the request had been abandoned. `batch`: not counted yet, see gw_batch_done. */
 static int answer(gw_port *port, gw_slot *slot, int64_t ticket, gw_batch *batch) {
     gw_stats *stats = &port->header->stats;
@@ -185,8 +190,7 @@ static int answer(gw_port *port, gw_slot *slot, int64_t ticket, gw_batch *batch)
         batch->size = 0;
     }
     gw_observe(&stats->queue_wait, slot->collect_ns - GW_PEEK(&slot->enqueue_ns));
-    if (slot->dispatch_ns == GW_NOT_BEGUN) slot->dispatch_ns = now;
-    gw_observe(&stats->batch_wait, slot->dispatch_ns - slot->collect_ns);
+    if (slot->dispatch_ns != GW_NOT_BEGUN) gw_observe(&stats->batch_wait, slot->dispatch_ns - slot->collect_ns);
     uint32_t kind = gw_kind_of(slot->response) & ~(uint32_t)GW_KIND_SPILLED;
     _Atomic uint64_t *outcome = kind < GW_KIND_ERROR ? &stats->completed : kind == GW_KIND_EXPIRED ? &stats->expired : &stats->failed;
     _Atomic uint64_t *in_time = !slot->due_ns ? NULL : now <= slot->due_ns ? &stats->on_time : &stats->late;

@@ -160,7 +160,8 @@ void gw_heartbeat(gw_port *port, uint64_t now_ns);
 void gw_batch_done(gw_port *port, const gw_batch *batch, uint64_t run_ns, uint64_t now_ns);
 void gw_begin_step(gw_port *port, const uint64_t *tickets, uint32_t n);
 uint64_t gw_deadline(const gw_port *port, int64_t ticket);          /* of a request that was taken; 0 = none */
-void gw_end_step(gw_port *port, uint32_t size, uint32_t reason);
+void gw_end_step(gw_port *port, const uint64_t *tickets, uint32_t n, uint32_t size, uint32_t reason);
+uint32_t gw_attempts(const gw_port *port, int64_t ticket);          /* owners that died while they ran it */
 void gw_count_client(gw_port *port, uint32_t outcome);
 uint64_t gw_retry_after_ns(const gw_port *port);
 
@@ -205,7 +206,7 @@ void gw_spin_learn(gw_spinner *spinner, uint64_t ns);
 
 #define GW_SLOT_BITS 12
 #define GW_NO_TICKET UINT64_MAX
-#define GW_NOT_BEGUN UINT64_MAX /* dispatch_ns of what gw_admit has taken and no step has had part in */
+#define GW_NOT_BEGUN UINT64_MAX /* dispatch_ns of what gw_admit has taken, while no step works on it */
 #define GW_DELIVERED (1ll << 62) /* of gw_wait_for; no described response has this bit */
 #define GW_CAS(word, expected, desired) \
     atomic_compare_exchange_strong_explicit((word), (expected), (desired), memory_order_seq_cst, memory_order_acquire)

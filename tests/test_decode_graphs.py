@@ -295,8 +295,8 @@ def test_padding_and_captures_write_to_nobodys_blocks(make, seed, has_kernel, mo
 
 def test_a_capture_does_not_run_the_step_that_was_there_before(make):
     simulated = make()
-    simulated.capture(5)
-    chunks, _ = scattered([(300, 1), (32, 1), (100, 1)], blocks=BLOCKS)
+    simulated.capture(8)
+    chunks, _ = scattered([(200, 1), (32, 1), (100, 1)], blocks=BLOCKS)
     simulated.forward(chunks)
     assert simulated.graphs.hits == 1
     before = simulated.noise()
@@ -315,6 +315,23 @@ def test_what_others_have_left_harms_nobody(make, left):
         for blocks in simulated.layers:
             blocks.fill_(left)
     assert_same(drive(simulated.forward, make_scheduler(), *traffic()), eagerly("llama"))
+
+
+def test_the_table_of_the_step_before_is_not_read(make):
+    simulated = make()
+    simulated.capture()
+    long, left = scattered([(100, 1)], blocks=BLOCKS)
+    simulated.forward(long)
+    noise = simulated.noise()
+    for values in noise:
+        values[long[0].sequence.blocks] = float("nan")
+    put(noise, simulated.paged)
+    short = [chunk_of(20, 1, left[:2])]
+    found = simulated.forward(short)
+    assert simulated.graphs.hits == 2
+    paged = PagedModel(decoder("llama", num_hidden_layers=1), blocks=BLOCKS)
+    put(noise, paged)
+    torch.testing.assert_close(found, paged.forward(short), rtol=1e-4, atol=1e-4)
 
 
 def test_rows_that_get_no_logits(make):

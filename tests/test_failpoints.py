@@ -26,7 +26,12 @@ RECOVERY = ("recover", "untake", "wake_all", "refuse", "post_always", "identity"
 STREAMING = [*POINTS["stream.c"], "admit_all"]
 """Of workers that generate: native/tests/killstep_stream.h stops at each of their instructions."""
 OWNER = [
-    *(point for file in ("owner.c", "queue.c", "batch.c", "recovery.c") for point in POINTS.get(file, []) if not point.startswith((*RECOVERY[:4], "admit"))),
+    *(
+        point
+        for file in ("owner.c", "queue.c", "batch.c", "recovery.c")
+        for point in POINTS.get(file, [])
+        if not point.startswith((*RECOVERY[:4], "admit"))
+    ),
     "batch_unstamped",
     "post_waking",
     "space_due",

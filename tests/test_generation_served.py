@@ -14,6 +14,7 @@ import gpuworker
 from gpuworker.generation.handler import GenerationHandler
 from tests import tiny_llama
 from tests.conftest import SMALL, eventually, kill_owner
+from tests.generation_handlers import Deadly
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -277,6 +278,19 @@ def test_or_its_streams_end_where_that_was_asked_for(serve):
     os.kill(worker.pid, signal.SIGKILL)
     with pytest.raises(gpuworker.WorkerDied):
         list(reader)
+
+
+def test_a_request_that_kills_owners_ends_and_takes_nobody_with_it(serve, directory):
+    worker, client = serve(in_process=False, max_response_bytes=4096, handler=Deadly(directory, dtype="float32"))
+    requests = [([20, 21, 22 + k], 200) for k in range(5)]
+    streams = [client.stream(ids, max_tokens=count, ignore_eos=True) for ids, count in requests]
+    deadly = client.stream([20, Deadly.TOKEN, 22], max_tokens=200, ignore_eos=True)
+    with pytest.raises(gpuworker.WorkerDied):
+        list(deadly)
+    found = [joined([delta.tokens for delta in stream]) for stream in streams]
+    assert found == [tiny_llama.generated(directory, *request) for request in requests]
+    assert worker.stats().restarts == 2
+    assert at_once(client, requests[:2]) == found[:2]
 
 
 def test_a_reload_in_the_middle_of_answers_loses_nothing(serve, directory):

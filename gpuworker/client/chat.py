@@ -95,7 +95,9 @@ def _compile(source: str) -> tuple[Any, type[Exception]]:
     if tuple(int(part) for part in jinja2.__version__.split(".")[:3] if part.isdigit()) < _LEAST_JINJA:
         raise ImportError(f"jinja2 {jinja2.__version__} is too old to run chat templates safely: pip install 'jinja2>=3.1.6'")
 
-    class Generation(jinja2.ext.Extension):  # type: ignore[misc]
+    extension: Any = importlib.import_module("jinja2.ext")
+
+    class Generation(extension.Extension):  # type: ignore[misc]
         """{% generation %}: marks what training looks at, and changes nothing here."""
 
         tags = {"generation"}  # noqa: RUF012 (as jinja2 has it)

@@ -64,6 +64,8 @@ class Wish:
             raise InvalidRequest(f"ignore_eos={ignore_eos!r}: give True or False")
         if logprobs is not None:
             sampling["logprobs"] = _integer("logprobs", logprobs, 0, 1 << 30)
+        sampling = {name: value.item() if isinstance(value, np.generic) else value for name, value in sampling.items()}
+        seed = seed.item() if isinstance(seed, np.generic) else seed
         try:
             self._sampling = SamplingParams(seed=seed, **sampling)
         except ValueError as error:

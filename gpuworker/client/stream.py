@@ -15,7 +15,7 @@ from gpuworker.client.locks import Lock
 from gpuworker.client.order import Order
 from gpuworker.client.text import StopStrings
 from gpuworker.errors import RemoteError, RequestCancelled, SegmentError
-from gpuworker.generating import FINISH
+from gpuworker.generating import FINISH, NO_TOKEN
 
 
 class TokenLogprob(NamedTuple):
@@ -208,7 +208,10 @@ def _logprobs_of(entries: Any, vocabulary: int) -> list[TokenLogprob]:
     tokens, logprobs = entries["token"].tolist(), entries["logprob"].tolist()
     if "top_ids" not in entries.dtype.names:
         return [TokenLogprob(token, logprob, []) for token, logprob in zip(tokens, logprobs, strict=True)]
-    if entries["top_ids"].size and not 0 <= entries["top_ids"].min() <= entries["top_ids"].max() < vocabulary:
+    if entries["top_ids"].size and not NO_TOKEN <= entries["top_ids"].min() <= entries["top_ids"].max() < vocabulary:
         raise SegmentError("malformed answer: a likely token that there is not")
     tops = zip(entries["top_ids"].tolist(), entries["top_logprobs"].tolist(), strict=True)
-    return [TokenLogprob(token, logprob, list(zip(*top, strict=True))) for token, logprob, top in zip(tokens, logprobs, tops, strict=True)]
+    return [
+        TokenLogprob(token, logprob, [one for one in zip(*top, strict=True) if one[0] != NO_TOKEN])
+        for token, logprob, top in zip(tokens, logprobs, tops, strict=True)
+    ]

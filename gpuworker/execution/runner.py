@@ -219,7 +219,9 @@ class TensorFlight:
             log.warning("%s: out of memory with a batch of %d: %d requests have failed with it", runner.name, self.n, len(kinds))
         else:
             runner.lower(most)
-            log.warning("%s: out of memory with a batch of %d: it was run in parts, and none is larger than %d for a while", runner.name, self.n, most)
+            log.warning(
+                "%s: out of memory with a batch of %d: it was run in parts, and none is larger than %d for a while", runner.name, self.n, most
+            )
         return outcomes
 
     def _isolated(self, some: list[int], error: BaseException) -> list[Any]:

@@ -14,7 +14,7 @@ from gpuworker.generation.sequence import Chunk, Sequence
 
 log = logging.getLogger("gpuworker")
 
-SLOWDOWN = 2.0
+SLOWDOWN = 1.8
 """Times by which a prompt that is computed may hold up those who decode, see pacing.py."""
 
 
@@ -77,6 +77,8 @@ class Engine:
         """What the next step computes; it has to be `run`."""
         self.planned = []
         self._began_ns = time.monotonic_ns()
+        decoding = sum([len(one.tokens) - one.computed == 1 for one in self.scheduler.running])
+        self.scheduler.long_tokens = self._pace.tokens(decoding)
         self.planned = self.scheduler.plan()
         return self.planned
 
@@ -97,7 +99,6 @@ class Engine:
             sum([chunk.count == 1 for chunk in chunks]),
             sum([chunk.count for chunk in chunks if chunk.count > 1]),
         )
-        scheduler.long_tokens = self._pace.tokens
         return emitted, scheduler.done(chunks, tokens)
 
     def _compute(self, chunks: list[Chunk]) -> list[Emitted]:

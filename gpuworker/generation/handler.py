@@ -79,11 +79,13 @@ class GenerationHandler:
         from transformers import AutoConfig, AutoModelForCausalLM
 
         directory = str(self.directory)
+        if not os.path.isfile(os.path.join(directory, "config.json")):
+            raise FileNotFoundError(f"{directory} is no directory of a model: there is no config.json in it")
         config = AutoConfig.from_pretrained(directory, local_files_only=True)
         if self.dtype not in (None, "float32", "bfloat16", "float16"):
             raise ValueError(f"dtype={self.dtype!r}: choose 'float32', 'bfloat16' or 'float16'")
         dtype = getattr(torch, self.dtype) if self.dtype else "auto"
-        model: Any = AutoModelForCausalLM.from_pretrained(directory, config=config, dtype=dtype, local_files_only=True)
+        model: Any = AutoModelForCausalLM.from_pretrained(directory, config=config, dtype=dtype, local_files_only=True, use_safetensors=True)
         self._model = model.eval().to(self.resolved_device)
 
     def prepare(self) -> None:

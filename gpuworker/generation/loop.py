@@ -6,6 +6,7 @@ import errno
 import logging
 import os
 import time
+from collections import deque
 from typing import Any
 
 from gpuworker._native import ffi, lib
@@ -39,6 +40,11 @@ class GenerationLoop:
         self._priorities = priorities
         self._response_bytes, self._capacity = segment.response_bytes, segment.capacity
         self._live: dict[int, _Live] = {}
+        self._suspects: deque[_Live] = deque()
+        """Those that took part in a step in which an owner died, and have not shown yet that it was not their fault."""
+        self._held: list[_Live] = []
+        """Those that wait until there are no suspects any more."""
+        self._probed: _Live | None = None
         self._taken = ffi.new("uint64_t[]", 2 * segment.capacity)
         self._tickets, self._at = ffi.new("uint64_t[]", segment.capacity), ffi.new("uint32_t[]", segment.capacity)
         self._gone = ffi.new("int[]", segment.capacity)
@@ -61,7 +67,10 @@ class GenerationLoop:
                 self._end_all()
                 lib.gw_refuse_all(self._port, lib.GW_KIND_DRAINING)
                 return
-            if self._engine.is_busy:
+            if self._suspects or self._probed is not None:
+                self._probe()
+                until_ns = 0
+            elif self._engine.is_busy:
                 self._step()
                 until_ns = 0
             else:
@@ -79,10 +88,11 @@ class GenerationLoop:
             except Exception as error:  # its sender's; what is wrong with it concerns nobody else
                 self._exchange.answer(ticket, bare(error))
                 self._finish(ticket)
-        self._exchange.clean_up()
 
     def _add(self, ticket: int, described: int) -> None:
-        request = GenerationRequest.from_payload(self._exchange.read_one(ticket, described))
+        request = GenerationRequest.from_payload(
+            self._exchange.read_one(ticket, described), self._engine.scheduler.max_model_tokens, self._vocabulary
+        )
         if request.ids and not 0 <= min(request.ids) <= max(request.ids) < self._vocabulary:
             raise InvalidRequest(f"ids: this model's tokens go from 0 to {self._vocabulary - 1:,}")
         entry = request.entry
@@ -106,10 +116,43 @@ class GenerationLoop:
             arrival_ns=time.monotonic_ns(),
             sampling=request.sampling,
         )
-        self._engine.scheduler.add(sequence)
-        self._live[ticket] = _Live(sequence, entry, written, lib.gw_deadline(self._port, ticket))
+        live = _Live(sequence, entry, written, lib.gw_deadline(self._port, ticket))
+        if lib.gw_attempts(self._port, ticket):
+            self._suspects.append(live)
+        elif self._suspects or self._probed is not None:
+            self._held.append(live)
+        else:
+            self._engine.scheduler.add(sequence)
+        self._live[ticket] = live
         if sequence.is_finished:
             self._end(sequence)
+
+    def _probe(self) -> None:
+        """A step with a suspect alone. If it kills this owner too, it takes nobody else's attempts with it; when it has got a token, it may join the others."""
+        scheduler = self._engine.scheduler
+        while self._probed is None and self._suspects:
+            suspect = self._suspects.popleft()
+            if suspect.sequence.ticket in self._live:
+                scheduler.add(suspect.sequence)
+                if suspect.sequence.is_finished:
+                    self._end(suspect.sequence)
+                else:
+                    self._probed, self._before = suspect, suspect.written
+        if self._probed is not None:
+            self._step()
+            sequence = self._probed.sequence
+            if sequence.ticket not in self._live:
+                self._probed = None
+            elif self._probed.written > self._before:
+                scheduler.cancel(sequence)
+                self._probed.sequence = sequence.again()
+                self._held.append(self._probed)
+                self._probed = None
+        if self._probed is None and not self._suspects:
+            for held in self._held:
+                if held.sequence.ticket in self._live:
+                    scheduler.add(held.sequence)
+            self._held.clear()
 
     def _sent(self, ticket: int, count: int, entry: Any) -> list[int]:
         """The tokens that an owner before us has sent."""
@@ -140,7 +183,8 @@ class GenerationLoop:
             if lib.gw_is_forked(self._port):
                 os._exit(os.EX_SOFTWARE)
             is_full = len(engine.scheduler.running) >= engine.scheduler.max_running
-            lib.gw_end_step(self._port, len(planned), Reason.FULL if is_full else Reason.AGE)
+            self._tickets[0 : len(planned)] = planned
+            lib.gw_end_step(self._port, self._tickets, len(planned), len(planned), Reason.FULL if is_full else Reason.AGE)
         self._send([one for one in emitted if one.error is None])
         for one in emitted:
             if one.error is not None:
@@ -186,6 +230,8 @@ class GenerationLoop:
             self._leave(ticket)
 
     def _leave(self, ticket: int) -> None:
+        if self._probed is not None and self._probed.sequence.ticket == ticket:
+            self._probed = None
         self._engine.scheduler.cancel(self._live.pop(ticket).sequence)
         self._finish(ticket)
 
@@ -204,6 +250,7 @@ class GenerationLoop:
 
     def _finish(self, ticket: int) -> None:
         lib.gw_finish(self._port, ffi.new("uint64_t[2]", [ticket, 0]), 1)
+        self._exchange.clean_up()
 
     def _end_all(self) -> None:
         """The worker ends, and these have not finished in time."""

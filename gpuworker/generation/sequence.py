@@ -67,6 +67,13 @@ class Sequence:
         self.error: object = None
         """With finish_reason "error": what it was."""
 
+    def again(self) -> Sequence:
+        """The same as far as it has come, to be computed from the beginning."""
+        return Sequence(
+            self.ticket, self.prompt, max_tokens=self.max_tokens, generated=self.generated, stop_ids=self.stop_ids, ignore_eos=self.ignore_eos,
+            priority=self.priority, arrival_ns=self.arrival_ns, sampling=self.sampling,
+        )  # fmt: skip
+
     @property
     def key(self) -> tuple[int, int, int]:
         """Who goes first: the higher priority, then the earlier."""

@@ -317,7 +317,7 @@ static void steps(void) {
             EQUAL(stamp(), began);
             EQUAL(stats()->batches, 1);
         }
-        gw_end_step(r.owner, sizes[k], k % 2);
+        gw_end_step(r.owner, (uint64_t[]){(uint64_t)ticket}, 1, sizes[k], k % 2);
         EQUAL(stamp(), 0);
         EQUAL(stats()->batches, k + 1);
         EQUAL(stats()->run.n, k + 1);

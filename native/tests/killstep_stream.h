@@ -63,7 +63,7 @@ static void step_streams_of(gw_port *owner, lives *all) {
         at[n] = one->written++;
         entries[n++] = one->last = entry_after(one->last);
     }
-    gw_end_step(owner, (uint32_t)n, 0);
+    gw_end_step(owner, tickets, (uint32_t)n, (uint32_t)n, 0);
     gw_stream_append(owner, tickets, at, (const char *)entries, (uint32_t)n, ENTRY_BYTES, gone);
 }
 
