@@ -86,7 +86,10 @@ class GenerationHandler:
             raise ValueError(f"dtype={self.dtype!r}: choose 'float32', 'bfloat16' or 'float16'")
         dtype = getattr(torch, self.dtype) if self.dtype else "auto"
         model: Any = AutoModelForCausalLM.from_pretrained(directory, config=config, dtype=dtype, local_files_only=True, use_safetensors=True)
-        self._model = model.eval().to(self.resolved_device)
+        device = self.resolved_device
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # kernels of Triton are launched on the current one
+        self._model = model.eval().to(device)
 
     def prepare(self) -> None:
         """After `load`: sizes the cache and makes the engine. Raises RuntimeError and ValueError saying what is too small, or not supported."""
