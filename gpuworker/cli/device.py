@@ -11,7 +11,7 @@ def execution(found: Execution | None) -> list[str]:
     if found is None:
         return []
     gather, device, scatter, wall = (span(value / 1e3) for value in (found.gather_ms, found.device_ms, found.scatter_ms, found.wall_ms))
-    rows = [("a batch", f"gather {gather}, device {device}, outputs after {wall}, scatter {scatter}")]
+    rows = [("a batch", f"gather {gather}, device {device} of {wall}, scatter {scatter}")]
     if found.rows:
         rows.append(("padding", f"{found.padded_rows / found.rows:.3g} rows and {found.padding:.3g} elements for each real one"))
     for way, total, gbps in (("to device", found.to_device_bytes, found.to_device_gbps), ("back", found.from_device_bytes, found.from_device_gbps)):
