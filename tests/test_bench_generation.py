@@ -19,8 +19,9 @@ from generation_work import Spread
 
 
 @pytest.fixture
-def run(tmp_path):
+def run(tmp_path, monkeypatch):
     """Runs some parts. -> (records, the JSON, the tables)."""
+    monkeypatch.setattr(generation.machine, "adopt_orphans", lambda: None)  # this process is to stay what it is
 
     def run(*parts, **options):
         more = [word for name, value in options.items() for word in (f"--{name}", str(value))]
@@ -57,27 +58,6 @@ def test_slots_and_what_a_step_is_made_of(run):
         assert record["first_ms"]["p50"] > 0 < record["between_ms"]["p99"]  # a frontend that is late has several tokens at a time
     assert figures["targets"]["scheduler and bookkeeping, % of a step, 64 slots"]["measured"] == pytest.approx(100 * many["own"])
     assert "### By slots" in text
-
-
-def test_variance_and_a_long_prompt(run):
-    records, _, text = run("variance", "prefill")
-    assert [record["spread"] for record in records["variance"]] == ["all the same", "one in eight is long"]
-    assert records["variance"][0]["static"]["raw_tokens"] == records["variance"][0]["ours"]["tokens"]
-    (record,) = records["prefill"]
-    assert record["gaps_inside"] >= 3  # each of the three others waited for at least one step that the prompt had a part in
-    assert generation_report.stall(record) > 0
-    assert "tokens of a step" in text
-
-
-def test_a_trace(run, tmp_path):
-    file = tmp_path / "trace.csv"
-    rows = [f"2023-11-16 18:15:{46 + index}.{index}805900,{40 * index + 8},{8 + index}" for index in range(9)]
-    file.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]))
-    records, _, text = run("trace", trace=file, shrink=4)
-    (record,) = records["trace"]
-    assert record["tokens"] == sum((8 + index) // 4 for index in range(6))
-    assert record["load"] == 0.8
-    assert "as they came" in text
 
 
 def test_a_traces_lengths_fit_the_model(tmp_path):
