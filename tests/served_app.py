@@ -32,7 +32,7 @@ def app(tmp_path, name):
     (tmp_path / "garbled.py").write_text("def run_batch(\n")
     yield tmp_path
     for left in Path("/dev/shm").glob(f"gpuworker-{name}*"):
-        left.unlink()
+        left.unlink(missing_ok=True)
 
 
 @pytest.fixture
