@@ -11,6 +11,7 @@ import pytest
 
 import gpuworker
 from gpuworker.segment.stats import Stats
+from gpuworker.worker import logs
 from tests import handlers
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts us in the background has it ignored, in our children too
@@ -67,6 +68,16 @@ def nothing_left_behind():
     own = f"-{os.getpid()}-"
     eventually(lambda: not {name for name in shm_files() - before_files if own in name}, 10)
     eventually(lambda: not set(mine.children(recursive=True)) - before_children, 10)
+
+
+@pytest.fixture(autouse=True)
+def log_level_stays():
+    """A command that was run in this process leaves its log level to the processes that later tests start."""
+    before = os.environ.get(logs.LEVEL)
+    yield
+    os.environ.pop(logs.LEVEL, None)
+    if before is not None:
+        os.environ[logs.LEVEL] = before
 
 
 @pytest.fixture

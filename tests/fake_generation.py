@@ -56,6 +56,7 @@ class FakeOwner:
         count = lib.gw_collect(self.port, time.monotonic_ns() + int(wait_s * 1e9))
         n = lib.gw_admit(self.port, max(count, 0), self._taken)
         pairs = ffi.unpack(self._taken, 2 * n) if n else []
+        lib.gw_begin_step(self.port, ffi.new("uint64_t[]", pairs[::2] or 1), n)  # from here on an owner's death is theirs
         return [Answer(self, ticket, described) for ticket, described in zip(pairs[::2], pairs[1::2], strict=True)]
 
     def admit_one(self, wait_s=0.0):

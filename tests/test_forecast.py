@@ -66,7 +66,28 @@ def test_c_and_python_agree(segment):
     assert outcomes == {False, True}
 
 
-def test_the_running_batch_counts(segment):
+@pytest.fixture
+def begin(segment):
+    """Begins a batch of one request."""
+    clients = []
+
+    def begin():
+        lib.gw_set_policy(segment.port, 0, 0, 16, 16, 0, 32)
+        lib.gw_set_state(segment.port, State.SERVING)
+        clients.append(Segment.attach(segment.name))
+        assert clients[-1].join()
+        assert lib.gw_submit(clients[-1].port, 0, b"", 0, b"x", 1, 0, 0) >= 0
+        assert lib.gw_open_backlog(segment.port) == 0
+        assert lib.gw_collect(segment.port, 0) == 1
+        assert lib.gw_take(segment.port, 1, 0, ffi.new("uint64_t[2]")) == 1
+
+    yield begin
+    for client in clients:
+        client.close()
+
+
+def test_the_running_batch_counts(segment, begin):
+    begin()
     publish(segment.port, [LaneView(0, 8, MS, MS, 0, 0, NOW)])
     assert not ask(segment.port, 3 * MS)[2]
     lib.gw_note_batch(segment.port, 3600_000 * MS, 0, 0)
@@ -107,11 +128,12 @@ def test_nothing_known_is_no_reason(segment):
     assert not ask(segment.port, 1000)[2]
 
 
-def test_some_are_let_through_when_nothing_has_run_for_a_while(segment):
+def test_some_are_let_through_when_nothing_has_run_for_a_while(segment, begin):
     publish(segment.port, [LaneView(0, 8, 100 * MS, 100 * MS, 0, 0, 0)])
     assert not ask(segment.port, MS)[2]  # no batch ever
     publish(segment.port, [LaneView(0, 8, 100 * MS, 100 * MS, 0, 0, NOW)])
     assert ask(segment.port, MS)[2]
+    begin()
     publish(segment.port, [LaneView(0, 8, 100 * MS, 100 * MS, 0, 0, 0)])
     lib.gw_note_batch(segment.port, 3600_000 * MS, 0, 0)
     assert ask(segment.port, MS)[2]  # a batch that takes long is no idleness
