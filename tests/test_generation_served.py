@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import gpuworker
+from gpuworker.generating import GenerationRequest
 from gpuworker.generation.handler import GenerationHandler
 from tests import tiny_llama
 from tests.conftest import SMALL, eventually, kill_owner
@@ -148,6 +149,25 @@ def test_what_can_never_fit_is_refused_and_the_next_one_is_served(serve, directo
     with pytest.raises(gpuworker.InvalidRequest):
         client.generate([], max_tokens=4)
     assert client.generate(ids, max_tokens=8, ignore_eos=True).tokens == tiny_llama.generated(directory, ids, 8)
+
+
+def test_a_suspect_that_can_never_fit_is_refused_like_any_other(serve, directory, monkeypatch):
+    """A client that is no friend can send one unchecked, and write into its slot that owners have died of it."""
+    from gpuworker.generation import loop
+
+    class Suspicious:
+        def __getattr__(self, name):
+            return (lambda *_: 1) if name == "gw_attempts" else getattr(lib, name)
+
+    lib = loop.lib
+    worker, client = serve(kv_cache_bytes=9 * 16 * 512)
+    monkeypatch.setattr(loop, "lib", Suspicious())
+    link = client._live_link(0)
+    ticket = link.send(GenerationRequest(ids=[9] * 100, max_tokens=100).to_payload(), 0, 0)
+    with pytest.raises(gpuworker.InvalidRequest):
+        link.answer(ticket, 0)
+    assert client.generate([20, 21, 22], max_tokens=8, ignore_eos=True).tokens == tiny_llama.generated(directory, [20, 21, 22], 8)
+    eventually(lambda: idle(worker))
 
 
 def test_logits_that_are_no_numbers_fail_their_own_request_only(serve, directory):

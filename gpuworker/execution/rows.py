@@ -32,7 +32,6 @@ class Fields:
         if len(specs) > MOST_ARRAYS or len(dims) > MOST_DIMS or any(len(spec.shape) > MOST_DIMS for spec in specs.values()):
             raise ValueError(f"a request or answer may have up to {MOST_ARRAYS} arrays of up to {MOST_DIMS} dimensions, {MOST_DIMS} of them named")
         self._specs, self._dims, self._is_tree, self._most = dict(specs), tuple(dims), is_tree, dict(most)
-        self._kept: list[Any] = []  # what the C side points to
         for name in specs:
             if len(name.encode()) > LONGEST_NAME:
                 raise ValueError(f"{name!r}: names of inputs and outputs may have up to {LONGEST_NAME} bytes")

@@ -116,14 +116,26 @@ class GenerationLoop:
             arrival_ns=time.monotonic_ns(),
             sampling=request.sampling,
         )
-        live = _Live(sequence, entry, written, lib.gw_deadline(self._port, ticket))
+        live = self._live[ticket] = _Live(sequence, entry, written, lib.gw_deadline(self._port, ticket))
         if lib.gw_attempts(self._port, ticket):
             self._suspects.append(live)
         elif self._suspects or self._probed is not None:
             self._held.append(live)
         else:
+            self._join(live)
+
+    def _join(self, live: _Live) -> None:
+        """Into the scheduler; unless it has left meanwhile, has all its tokens already, or can never be finished, which its sender is told."""
+        sequence = live.sequence
+        if sequence.ticket not in self._live:
+            return
+        try:
             self._engine.scheduler.add(sequence)
-        self._live[ticket] = live
+        except InvalidRequest as error:
+            del self._live[sequence.ticket]
+            self._exchange.answer(sequence.ticket, bare(error))
+            self._finish(sequence.ticket)
+            return
         if sequence.is_finished:
             self._end(sequence)
 
@@ -132,12 +144,9 @@ class GenerationLoop:
         scheduler = self._engine.scheduler
         while self._probed is None and self._suspects:
             suspect = self._suspects.popleft()
+            self._join(suspect)
             if suspect.sequence.ticket in self._live:
-                scheduler.add(suspect.sequence)
-                if suspect.sequence.is_finished:
-                    self._end(suspect.sequence)
-                else:
-                    self._probed, self._before = suspect, suspect.written
+                self._probed, self._before = suspect, suspect.written
         if self._probed is not None:
             self._step()
             sequence = self._probed.sequence
@@ -150,8 +159,7 @@ class GenerationLoop:
                 self._probed = None
         if self._probed is None and not self._suspects:
             for held in self._held:
-                if held.sequence.ticket in self._live:
-                    scheduler.add(held.sequence)
+                self._join(held)
             self._held.clear()
 
     def _sent(self, ticket: int, count: int, entry: Any) -> list[int]:
@@ -266,9 +274,6 @@ class GenerationLoop:
             self._engine.scheduler.cancel(live.sequence)
             lib.gw_untake(self._port, ticket)
         self._live.clear()
-
-    def close(self) -> None:
-        """See Loop.close."""
 
 
 class _Live:

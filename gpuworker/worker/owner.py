@@ -150,6 +150,4 @@ class Owner:
     def close(self) -> None:
         """After `run`, however that ended."""
         self._runner.close()
-        if self._loop is not None:
-            self._loop.close()
         self.line.close()

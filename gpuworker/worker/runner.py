@@ -91,10 +91,6 @@ class Loop(Protocol):
         """Serves until the turn is over. Raises DeviceLost."""
         ...
 
-    def close(self) -> None:
-        """Nothing more is served."""
-        ...
-
 
 class ListRunner:
     """For `run_batch(requests: list) -> list`: a batch has ended when `begin` returns."""
