@@ -5,10 +5,12 @@ One text at a time: that starts no threads, so a process may fork before, after 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import os
 import stat
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -75,34 +77,47 @@ def load(file: str, digest: str, max_length: int) -> Any:
 
 def _load(file: str, digest: str, max_length: int) -> Any:
     try:
-        tokenizers = importlib.import_module("tokenizers")
+        importlib.import_module("tokenizers")
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
             "this worker's clients turn texts into tokens themselves, with the package tokenizers: pip install tokenizers (or send token ids)",
             name=error.name,
         ) from None
-    try:
+    with naming(file, " (or they send token ids)"):
         data = content_of(file)
-    except ValueError as error:
-        raise GpuWorkerError(f"{file!r:.200} is no tokenizer's file: {error}") from None
-    except OSError as error:
-        raise type(error)(
-            error.errno,
-            f"{error.strerror}; the worker's clients read its tokenizer from there, so the path must be theirs too (or they send token ids)",
-            file,
-        ) from None
     if _digest(data) != digest:
         raise GpuWorkerError(
             f"{file} is not the tokenizer that the worker uses: it has changed since the worker started (`gpuworker reload` lets it follow), "
             "or this process sees another file at that path"
         )
-    try:
-        tokenizer = tokenizers.Tokenizer.from_buffer(data)
-    except Exception as error:  # the package raises nothing more special
-        raise ValueError(f"{file} is not a tokenizer that the package tokenizers {tokenizers.__version__} can read: {error}") from None
+    tokenizer = parsed(file, data)
     tokenizer.no_padding()  # both may be set in the file, for somebody's training
     tokenizer.enable_truncation(max_length, direction=(tokenizer.truncation or {}).get("direction", "right"))
     return tokenizer
+
+
+@contextlib.contextmanager
+def naming(file: str, otherwise: str = "") -> Iterator[None]:
+    """Errors of reading a tokenizer's file say whose it is. otherwise: what can be done without it."""
+    try:
+        yield
+    except ValueError as error:
+        raise GpuWorkerError(f"{file!r:.200} is no tokenizer's file: {error}") from None
+    except OSError as error:
+        raise type(error)(
+            error.errno,
+            f"{error.strerror}; the worker's clients read its tokenizer from there, so the path must be theirs too{otherwise}",
+            file,
+        ) from None
+
+
+def parsed(file: str, data: bytes) -> Any:
+    """A tokenizers.Tokenizer from a file's content. Raises ValueError."""
+    tokenizers = importlib.import_module("tokenizers")
+    try:
+        return tokenizers.Tokenizer.from_buffer(data)
+    except Exception as error:  # the package raises nothing more special
+        raise ValueError(f"{file} is not a tokenizer that the package tokenizers {tokenizers.__version__} can read: {error}") from None
 
 
 def content_of(file: str) -> bytes:

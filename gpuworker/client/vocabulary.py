@@ -7,8 +7,8 @@ import os
 from typing import Any
 
 from gpuworker.client.text import Detokenizer
-from gpuworker.client.tokenizer import content_of, lone_surrogate
-from gpuworker.errors import GpuWorkerError, InvalidRequest
+from gpuworker.client.tokenizer import content_of, lone_surrogate, naming, parsed
+from gpuworker.errors import InvalidRequest
 
 FILE = "tokenizer.json"
 _loaded: dict[str, tuple[tuple[int, int, int], Vocabulary]] = {}  # of this process, by path, with what the file looked like
@@ -45,31 +45,20 @@ def load(directory: str) -> Vocabulary:
     """Of the tokenizer.json there; read once per process, and again when it has changed. Raises FileNotFoundError or another OSError where this process cannot
     read it, GpuWorkerError or ValueError where it is nonsense, ModuleNotFoundError without `tokenizers`."""
     file = os.path.join(directory, FILE)
-    try:
+    with naming(file):
         status = os.stat(file)
         version = status.st_ino, status.st_mtime_ns, status.st_size
         known = _loaded.get(file)
         if known is not None and known[0] == version:
             return known[1]
         data = content_of(file)
-    except ValueError as error:
-        raise GpuWorkerError(f"{file!r:.200} is no tokenizer's file: {error}") from None
-    except OSError as error:
-        raise type(error)(
-            error.errno,
-            f"{error.strerror}; the worker's clients read its tokenizer from there, so the path must be theirs too",
-            file,
-        ) from None
     try:
-        tokenizers = importlib.import_module("tokenizers")
+        importlib.import_module("tokenizers")
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
             "the clients of a worker that generates turn tokens into text themselves, with the package tokenizers: pip install tokenizers",
             name=error.name,
         ) from None
-    try:
-        vocabulary = Vocabulary(tokenizers.Tokenizer.from_buffer(data))
-    except Exception as error:  # the package raises nothing more special
-        raise ValueError(f"{file} is not a tokenizer that the package tokenizers {tokenizers.__version__} can read: {error}") from None
+    vocabulary = Vocabulary(parsed(file, data))
     _loaded[file] = version, vocabulary  # two threads may do it both: a lock would be one more thing to think of at a fork
     return vocabulary
