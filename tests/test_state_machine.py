@@ -22,6 +22,7 @@ EXAMPLES = int(os.environ.get("GPUWORKER_STATE_MACHINE_EXAMPLES", "25"))
 FREE, CLAIMED, READY, RUNNING, DONE, ABANDONED = range(6)  # native/layout.h
 SLOT_BYTES = 192
 MAX_ATTEMPTS = 2
+MAX_BATCHES = lib.GW_MAX_DEPTH
 STALE = -errno.ESTALE
 
 
@@ -75,7 +76,7 @@ class Ring(RuleBasedStateMachine):
         self.clients, self.number = [], 0
         self.owner, self.owner_is_paused = None, False
         self.queue = []  # READY, in the order of their publication
-        self.backlog, self.taken = [], []  # the owner's own
+        self.backlog, self.taken, self.batches = [], [], []  # the owner's own; of a batch that is on its way its first life, and whether it is a suspect's
         self.segment = None
 
     # Helpers.
@@ -124,10 +125,11 @@ class Ring(RuleBasedStateMachine):
         if not self.backlog:
             self.collect()
         expected = []
-        while self.backlog and len(expected) < count:
+        runs_alone = bool(self.batches) and self.batches[-1][1]
+        while self.backlog and len(expected) < count and not runs_alone:
             life = self.backlog[0]
-            is_suspect = self.slots[life.slot].attempts > 0  # ran when an owner died: a batch of its own
-            if is_suspect and expected:
+            is_suspect = self.slots[life.slot].attempts > 0  # ran when an owner died: a batch of its own, and no other is on its way
+            if is_suspect and (expected or self.batches):
                 break
             del self.backlog[0]
             if life.phase != READY:
@@ -142,11 +144,17 @@ class Ring(RuleBasedStateMachine):
                 break
         assert self.owner("take", count) == [(life.ticket, life.number) for life in expected]
         self.taken += expected
+        if expected:
+            self.batches = [*self.batches[-MAX_BATCHES + 1 :], (expected[0], expected[0].attempts > 0)]
 
     @action(lambda self: self._owner_acts() and self.taken, weight=4, data=None)
     def finish(self, data):
         part = data.draw(st.lists(st.sampled_from(self.taken), min_size=1, unique_by=id))
         assert self.owner("finish", [life.ticket for life in part]) == sum(life.phase == ABANDONED for life in part)
+        for k, (first, _) in enumerate(self.batches):
+            if first is part[0]:
+                self.batches = self.batches[k + 1 :]
+                break
         for life in part:
             self.taken.remove(life)
             self._free(life) if life.phase == ABANDONED else self._answered(life, lib.GW_KIND_BYTES, life.number)
@@ -185,7 +193,7 @@ class Ring(RuleBasedStateMachine):
     @action(lambda self: self.owner is None, weight=4)
     def next_owner(self):
         again = 0
-        self.taken = []
+        self.taken, self.batches = [], []
         for life in self.slots:
             if life is None or life.phase not in (RUNNING, ABANDONED):
                 continue
