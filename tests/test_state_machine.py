@@ -76,7 +76,8 @@ class Ring(RuleBasedStateMachine):
         self.clients, self.number = [], 0
         self.owner, self.owner_is_paused = None, False
         self.queue = []  # READY, in the order of their publication
-        self.backlog, self.taken, self.batches = [], [], []  # the owner's own; of a batch that is on its way its first life, and whether it is a suspect's
+        self.backlog, self.taken = [], []  # the owner's own
+        self.batches = []  # those on their way: the first life of each, and whether it is a suspect
         self.segment = None
 
     # Helpers.
