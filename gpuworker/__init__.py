@@ -37,6 +37,8 @@ from gpuworker.errors import (
 from gpuworker.tensors import TensorSpec
 
 if TYPE_CHECKING:
+    from gpuworker.client.async_client import AsyncClient, connect_async
+    from gpuworker.client.async_stream import AsyncStream
     from gpuworker.client.stream import Delta, Generation, Stream, TokenLogprob, Usage
     from gpuworker.execution.handler import TensorHandler
     from gpuworker.segment.stats import Stats
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "AsyncClient",
+    "AsyncStream",
     "BatchSizeMismatch",
     "BudgetExceeded",
     "Client",
@@ -74,6 +78,7 @@ __all__ = [
     "WorkerOptions",
     "WorkerStartupError",
     "connect",
+    "connect_async",
     "serve",
 ]
 
@@ -84,6 +89,14 @@ def __getattr__(name: str) -> Any:
         import gpuworker.client.stream
 
         return getattr(gpuworker.client.stream, name)
+    if name in ("AsyncClient", "connect_async"):
+        import gpuworker.client.async_client
+
+        return getattr(gpuworker.client.async_client, name)
+    if name == "AsyncStream":
+        from gpuworker.client.async_stream import AsyncStream
+
+        return AsyncStream
     if name == "Stats":
         from gpuworker.segment.stats import Stats
 

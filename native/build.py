@@ -119,6 +119,10 @@ int gw_cancel(gw_port *port, int64_t ticket);
 int gw_abandon(gw_port *port, int64_t ticket);
 int gw_phase(gw_port *port, int64_t ticket);
 int64_t gw_unsettled(gw_port *port);
+#define GW_TO_THE_END ...
+int gw_set_chimes(gw_port *port, const char *prefix, int64_t gid);
+int gw_has_news(const gw_port *port, int64_t ticket, uint32_t seen);
+int gw_poll_many(gw_port *port, int fd, const int64_t *tickets, const uint32_t *seen, uint32_t *found, uint32_t *is_over);
 
 int gw_open_backlog(gw_port *port);
 const gw_item *gw_backlog(const gw_port *port);
@@ -199,7 +203,7 @@ const char *gw_failpoint_name(uint32_t i);
 """
 
 SOURCES = [
-    "segment.c", "port.c", "ring.c", "queue.c", "owner.c", "batch.c", "rows.c", "stream.c", "recovery.c", "semaphore.c", "wake.c", "forecast.c",
+    "segment.c", "port.c", "ring.c", "queue.c", "owner.c", "batch.c", "rows.c", "stream.c", "recovery.c", "semaphore.c", "wake.c", "chime.c", "forecast.c",
     "stats.c", "watch.c",
 ]  # fmt: skip
 

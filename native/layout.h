@@ -25,7 +25,7 @@
 #include <stdint.h>
 
 #define GW_MAGIC 0x676b72777570676bull
-#define GW_VERSION 4u
+#define GW_VERSION 5u
 #define GW_LINE 64
 #define GW_MAX_CAPACITY 4096
 #define GW_MAX_PARTICIPANTS 1024 /* the word has 13 bits; the space bitmap below has this many */
@@ -43,6 +43,7 @@ enum gw_joined { GW_VACANT = 0, GW_ALIVE, GW_LEFT };
 enum gw_on_full { GW_REJECT = 0, GW_BLOCK, GW_FALLBACK };
 enum gw_outcome { GW_REJECTED = 0, GW_CANCELLED, GW_EXPIRED, GW_FELL_BACK, GW_FORECAST_LATE }; /* of a request, as its frontend counts it */
 enum gw_admission { GW_ADMIT_ALL = 0, GW_ADMIT_AUTO, GW_ADMIT_IN_TIME };
+enum gw_chime_word { GW_CHIME_NONE = 0, GW_CHIME_TAKEN, GW_CHIME_ARMED }; /* see chime.c */
 enum gw_wake { GW_PARK = 0, GW_ADAPTIVE, GW_BUSY };
 
 /* What a payload area holds; the codec is gpuworker/payload. Kinds from GW_KIND_ERROR up occur in responses only. */
@@ -138,6 +139,7 @@ typedef struct {
        participant; alive or left -> vacant by the owner, last of all, once no slot is held under this index (ABANDONED ones are the owner's own). */
     _Alignas(GW_LINE) _Atomic uint64_t word;
     gw_identity identity; /* written by the joiner before the word says alive */
+    _Atomic uint32_t chime; /* gw_chime_word: armed by the participant, taken by whoever rings it; see chime.c */
     _Alignas(GW_LINE) gw_client_stats stats;
 } gw_participant;
 

@@ -25,6 +25,7 @@ int gw_end(gw_port *port, gw_slot *slot, int64_t ticket) {
             GW_POINT(finish_done);
             gw_semaphore_post(&slot->semaphore);
             GW_POINT(finish_posted);
+            gw_owe_chime(port, gw_participant_of(word));
             return 0;
         }
         if (gw_phase_of(word) != GW_ABANDONED) return -ESTALE;
@@ -95,6 +96,7 @@ static void begin(gw_port *port, int n, uint32_t reason, uint64_t now, const uin
     GW_POINT(take_all);
     if (n) gw_begin_batch(port, (gw_batch){taken[0], 0, (uint32_t)n, reason, (uint32_t)is_suspect(port, taken[0])}, now);
     GW_POINT(take_stamped);
+    gw_ring_chimes(port); /* of what has expired */
 }
 
 /* Takes up to `count` requests from the front of the backlog and begins a batch of them. -> n; `taken`: n pairs, see take_one. */
@@ -128,6 +130,7 @@ int gw_admit(gw_port *port, int count, uint64_t *taken) {
     port->queued -= k;
     memmove(port->backlog, port->backlog + k, port->queued * sizeof *port->backlog);
     GW_POINT(admit_all);
+    gw_ring_chimes(port); /* of what has expired */
     return n;
 }
 
@@ -247,6 +250,7 @@ int gw_finish(gw_port *port, const uint64_t *taken, int n) {
         note_running(port, ticket, GW_NO_TICKET);
     }
     if (batch.size) gw_stamp_running(port, gw_now()); /* nothing was left to answer */
+    gw_ring_chimes(port);
     return abandoned;
 }
 
@@ -292,7 +296,9 @@ int gw_refuse_with(gw_port *port, int64_t ticket, uint32_t kind, const void *dat
     gw_stats *stats = &port->header->stats;
     GW_COUNT(kind == GW_KIND_LATE ? &stats->rejected_late : kind == GW_KIND_EXPIRED ? &stats->expired : &stats->failed, 1);
     GW_POINT(refuse_written);
-    return gw_end(port, slot, ticket);
+    int result = gw_end(port, slot, ticket);
+    gw_ring_chimes(port);
+    return result;
 }
 
 int gw_refuse(gw_port *port, int64_t ticket, uint32_t kind) { return gw_refuse_with(port, ticket, kind, NULL, 0); }
@@ -319,5 +325,6 @@ int gw_expire(gw_port *port, uint64_t now_ns) {
         expire(port, slot, ticket);
         n++;
     }
+    gw_ring_chimes(port);
     return n;
 }

@@ -25,6 +25,9 @@ static pthread_mutex_t ports_mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t fork_handlers_once = PTHREAD_ONCE_INIT;
 static gw_port *ports;
 
+void gw_lock_ports(void) { pthread_mutex_lock(&ports_mutex); }
+void gw_unlock_ports(void) { pthread_mutex_unlock(&ports_mutex); }
+
 /* With the mutex held. */
 static void close_lock(gw_port *port) {
     if (port->lock_fd >= 0) close(port->lock_fd);
@@ -37,6 +40,7 @@ static void after_fork_in_child(void) {
     for (gw_port *port = ports; port; port = port->next) {
         atomic_store_explicit(&port->forked, 1, memory_order_relaxed);
         close_lock(port);
+        gw_close_chimes(port);
     }
     ports = NULL;
     pthread_mutex_unlock(&ports_mutex);
@@ -85,6 +89,7 @@ void gw_close(gw_port *port) {
         }
     GW_POINT(close_unlisted);
     close_lock(port); /* in the same breath: a child forked in between would keep it */
+    gw_close_chimes(port);
     pthread_mutex_unlock(&ports_mutex);
     free(port->backlog);
     free(port->aside);
@@ -165,7 +170,10 @@ static int take_place(gw_port *port, int lock_fd, gw_identity who) {
         /* The byte is ours, so nobody else makes this entry alive; but somebody may have, and died, before we had the byte. */
         word = GW_LOAD(&entry->word);
         int vacant = (word & 3) == GW_VACANT;
-        if (vacant) entry->identity = who;
+        if (vacant) {
+            entry->identity = who;
+            atomic_store_explicit(&entry->chime, GW_CHIME_NONE, memory_order_relaxed);
+        }
         GW_POINT(join_identified);
         if (!vacant || !GW_CAS(&entry->word, &word, ((word >> 2) + 1) << 2 | GW_ALIVE)) {
             gw_unlock(lock_fd, i + 1);

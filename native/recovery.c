@@ -50,6 +50,8 @@ int gw_reap(gw_port *port, uint32_t participant) {
     fold(&into->claim_wait, &from->claim_wait);
     fold(&into->wake, &from->wake);
     GW_POINT(reap_folded);
+    atomic_store_explicit(&entry->chime, GW_CHIME_NONE, memory_order_relaxed);
+    gw_forget_chime(port, participant);
     uint64_t word = GW_LOAD(&entry->word);
     if ((word & 3) != GW_VACANT) GW_CAS(&entry->word, &word, (word & ~3ull) | GW_VACANT);
     GW_POINT(reap_vacant);
@@ -132,12 +134,16 @@ int gw_recover(gw_port *port, uint32_t max_attempts, uint32_t kind) {
             }
             break;
         case GW_READY: atomic_fetch_or_explicit(&header->ready[i / 64], 1ull << (i % 64), memory_order_seq_cst); break;
-        case GW_DONE: gw_semaphore_post_always(&slot->semaphore); break; /* the dead owner may not have come to it */
+        case GW_DONE: /* the dead owner may not have come to it */
+            gw_semaphore_post_always(&slot->semaphore);
+            gw_owe_chime_again(port, gw_participant_of(word));
+            break;
         case GW_FREE: case GW_CLAIMED: break;            /* its frontend goes on, or is reaped */
         default: GW_CAS(&slot->word, &word, gw_freed(word)); /* nobody's: scribbled */
         }
     }
     GW_POINT(recover_over);
+    gw_ring_chimes(port);
     GW_TALLY(&header->stats.requeued, (uint64_t)n);
     return n;
 }
@@ -146,6 +152,8 @@ int gw_recover(gw_port *port, uint32_t max_attempts, uint32_t kind) {
 void gw_wake_all(gw_port *port) {
     for (uint32_t i = 0; i < port->capacity; i++)
         if (gw_phase_of(GW_LOAD(&port->slots[i].word)) != GW_FREE) gw_semaphore_post(&port->slots[i].semaphore); /* gw_wait then looks at the state */
+    for (uint32_t participant = 1; participant <= port->max_participants; participant++) gw_owe_chime(port, participant); /* and so does gw_poll_many */
+    gw_ring_chimes(port);
     GW_POINT(wake_all_posted);
     atomic_fetch_add_explicit(&port->header->space_bell, 1, memory_order_seq_cst);
     GW_POINT(wake_all_bumped);

@@ -48,6 +48,12 @@ typedef struct gw_port {
     uint32_t begun, ended;
     uint64_t running_since_ns;        /* since when the oldest of them has had the device */
     _Atomic uint32_t nudged;          /* gw_nudge was called, and the owner has not looked since */
+    _Atomic uint64_t owed[GW_MAX_PARTICIPANTS / 64]; /* whose chimes are to be rung before the present call is over, see chime.c; `owes`: whether any */
+    _Atomic uint32_t owes;
+    uint32_t chimes_open;             /* of the descriptors that `chimes` keeps, by participant; both under the mutex of port.c */
+    struct gw_chime *chimes;
+    char chime_prefix[256];           /* of the FIFOs' paths */
+    int64_t chime_gid;                /* the group whose FIFOs are trusted beside our own user's; -1: none */
     uint64_t serial;                  /* tells ports apart, also when memory is used again */
     struct gw_port *next;             /* list for the fork handler */
 } gw_port;
@@ -89,6 +95,12 @@ int gw_abandon(gw_port *port, int64_t ticket);                      /* cancel, o
 int gw_cancel(gw_port *port, int64_t ticket);                       /* 0 never ran | 1 was running | 2 is answered: nothing changed */
 int gw_phase(gw_port *port, int64_t ticket);
 int64_t gw_unsettled(gw_port *port);                                /* see ring.c */
+
+/* Event loops (chime.c) */
+#define GW_TO_THE_END UINT32_MAX
+int gw_set_chimes(gw_port *port, const char *prefix, int64_t gid); /* before anything else: where the FIFOs are, and whose */
+int gw_has_news(const gw_port *port, int64_t ticket, uint32_t seen);
+int gw_poll_many(gw_port *port, int fd, const int64_t *tickets, const uint32_t *seen, uint32_t *found, uint32_t *is_over);
 
 /* Owner (queue.c, owner.c, batch.c, recovery.c). One thread forms and finishes batches; gw_expire and gw_reap may run in one other thread. */
 int gw_open_backlog(gw_port *port);                                 /* queue.c */
@@ -200,6 +212,13 @@ void gw_stamp_running(gw_port *port, uint64_t since_ns);
 static inline int gw_batches_running(const gw_port *port) { return (int)(port->begun - port->ended); }
 static inline int gw_runs_alone(const gw_port *port) { return gw_batches_running(port) && port->batches[(port->begun - 1) % GW_MAX_DEPTH].alone; }
 void gw_ring_doorbell(gw_port *port);
+void gw_owe_chime(gw_port *port, uint32_t participant);
+void gw_owe_chime_again(gw_port *port, uint32_t participant);
+void gw_ring_chimes(gw_port *port);
+void gw_forget_chime(gw_port *port, uint32_t participant);
+void gw_close_chimes(gw_port *port);
+void gw_lock_ports(void); /* port.c: also held across a fork */
+void gw_unlock_ports(void);
 void gw_space_wake(gw_port *port);
 int gw_spin_until(gw_port *port, gw_spinner *spinner, const _Atomic uint64_t *words, uint32_t n, uint64_t wanted, uint64_t until_ns);
 void gw_spin_learn(gw_spinner *spinner, uint64_t ns);

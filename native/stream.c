@@ -2,7 +2,7 @@
  *
  *     gw_stream | entry 0 | entry 1 | ... | room for an error
  *
- * The owner appends: S1 the entry's bytes; S2 `written` = its number (release); S3 post the slot's semaphore. The frontend reads: R1 seen = declare; R2 look at
+ * The owner appends: S1 the entry's bytes; S2 `written` = its number (release, and seq_cst for chime.c); S3 post the slot's semaphore. The frontend reads: R1 seen = declare; R2 look at
  * `written` (acquire) and the word; R3 sleep(seen). S2 and R2 are one word's release and acquire, so an entry is whole when it is counted. That no wake-up is lost
  * is semaphore.c's proof, with `written` beside the word for what is looked at.
  *
@@ -65,11 +65,13 @@ int gw_stream_append(gw_port *port, const uint64_t *tickets, const uint32_t *at,
         if (at[k] == UINT32_MAX || gw_stream_bytes(at[k] + 1, entry_bytes) > port->response_bytes) continue; /* the caller has counted wrong */
         memcpy(entry_at(stream, entry_bytes, at[k]), entries + (uint64_t)k * entry_bytes, entry_bytes); /* S1 */
         GW_POINT(stream_copied);
-        atomic_store_explicit(&stream->written, at[k] + 1, memory_order_release);                          /* S2 */
+        atomic_store_explicit(&stream->written, at[k] + 1, memory_order_seq_cst);                          /* S2 */
         GW_POINT(stream_counted);
         gw_semaphore_post(&slot->semaphore);                                                               /* S3 */
         GW_POINT(stream_posted);
+        gw_owe_chime(port, gw_participant_of(word));
     }
+    gw_ring_chimes(port);
     return abandoned;
 }
 

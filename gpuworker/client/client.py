@@ -8,7 +8,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -20,6 +20,7 @@ from gpuworker.client.link import SLICE_NS, Link
 from gpuworker.client.locks import Lock
 from gpuworker.client.pending import Pending, deadline
 from gpuworker.client.reservation import Reservation
+from gpuworker.client.steps import Pause, Room, Steps, run
 from gpuworker.client.terms import length_of, terms_of, with_length
 from gpuworker.errors import BudgetExceeded, DeadlineExceeded, GpuWorkerError, InvalidRequest, SegmentError, WorkerDraining, WorkerNotFound
 from gpuworker.segment import Segment, State, spill
@@ -31,6 +32,7 @@ from gpuworker.segment.wire import ON_FULL, WAKE, choice
 _NO_SLOT = (-errno.EAGAIN, -errno.EDQUOT)
 _OVERFLOW = (*_NO_SLOT, -errno.ETIME)
 _clients: weakref.WeakSet[Client] = weakref.WeakSet()
+T = TypeVar("T")
 
 
 def connect(
@@ -107,7 +109,7 @@ class Client(Generates):
         deadline_ns = 0 if timeout is None else deadline(timeout)
         link = self._link
         if link is None or link.lost:
-            link = self._connect(deadline_ns)
+            link = run(self._connect(deadline_ns))
         payload, terms = request, 0
         if link.fits or latency_budget_ms is not None or priority != 0 or self._length is not None:
             link, payload, terms = self._prepare(link, request, latency_budget_ms, priority, deadline_ns)
@@ -213,8 +215,14 @@ class Client(Generates):
         return found() if found is not None else None
 
     def _prepare(self, link: Link, request: Any, latency_budget_ms: float | None, priority: int, deadline_ns: int) -> tuple[Link, Any, int]:
-        """-> (link, what to send there, see Link.fit, and on which terms, see terms_of). What a worker that has ended would do with a request is no matter:
-        the one that there is now is asked."""
+        """-> (link, what to send there, and on which terms). What a worker that has ended would do with a request is no matter: the one that there is now is
+        asked."""
+        while (found := self._fit(link, request, latency_budget_ms, priority)) is None:
+            link = run(self._successor(link, deadline_ns))
+        return link, *found
+
+    def _fit(self, link: Link, request: Any, latency_budget_ms: float | None, priority: int) -> tuple[Any, int] | None:
+        """-> (what to send, see Link.fit, on which terms, see terms_of); None if the worker has ended."""
         payload, length = request, 0
         if link.fits:
             try:
@@ -222,30 +230,26 @@ class Client(Generates):
             except InvalidRequest:
                 if not link.scheduling().has_ended:
                     raise
-                link = self._successor(link, deadline_ns)
-                payload, length = link.fit(request)
+                return None
         if self._length is not None:
             length = length_of(request, self._length)
         if latency_budget_ms is None and priority == 0 and not length:
-            return link, payload, 0
+            return payload, 0
         scheduling = link.scheduling()
-        if scheduling.has_ended:
-            link = self._successor(link, deadline_ns)
-            payload, found = link.fit(request)
-            length, scheduling = length if self._length is not None else found, link.scheduling()
-        return link, payload, terms_of(self.name, scheduling, latency_budget_ms, priority, length)
+        return None if scheduling.has_ended else (payload, terms_of(self.name, scheduling, latency_budget_ms, priority, length))
 
-    def _successor(self, link: Link, deadline_ns: int) -> Link:
+    def _successor(self, link: Link, deadline_ns: int) -> Steps[Link]:
         link.lost = True
-        return self._live_link(deadline_ns)
+        return (yield from self._connect(deadline_ns))
 
     def _live_link(self, deadline_ns: int) -> Link:
         link = self._link
-        return self._connect(deadline_ns) if link is None or link.lost else link
+        return run(self._connect(deadline_ns)) if link is None or link.lost else link
 
-    def _connect(self, deadline_ns: int) -> Link:
-        """The link, made on first use, after a fork, and when the worker was replaced."""
-        give_up_ns = time.monotonic_ns() + int(self.connect_timeout_s * 1e9)
+    def _connect(self, deadline_ns: int, give_up_ns: int | None = None) -> Steps[Link]:
+        """The link, made on first use, after a fork, and when the worker was replaced. give_up_ns: on CLOCK_MONOTONIC, in place of connect_timeout_s from now."""
+        if give_up_ns is None:
+            give_up_ns = time.monotonic_ns() + int(self.connect_timeout_s * 1e9)
         pause_s = 0.002
         while True:
             with self._lock:
@@ -263,7 +267,7 @@ class Client(Generates):
                 raise DeadlineExceeded(f"the timeout passed before worker {self.name!r} could be reached: {why}", "connecting")
             if now >= give_up_ns and why is not None:
                 raise type(why)(f"{why} (waited connect_timeout_s={self.connect_timeout_s:g})")
-            time.sleep(pause_s)
+            yield Pause(pause_s)
             pause_s = min(pause_s * 1.5, 0.05)
 
     def _try_to_link(self) -> GpuWorkerError | None:
@@ -286,39 +290,52 @@ class Client(Generates):
 
     def _overflow(self, problem: int, sent_to: Link, request: Any, payload: Any, deadline_ns: int, terms: int) -> Pending:
         """The request found no slot, or no ring, or would be late: reconnects, or follows the overflow policy. `payload`: what it is to `sent_to`."""
-        if problem in _OVERFLOW and self._fallback is not None:
-            if self._link is not None:
-                lib.gw_count_client(self._link.port, lib.GW_FELL_BACK)
+        if self._falls_back(problem):
+            assert self._fallback is not None
             return Pending.settled(self._fallback(request))
+        return run(self._send_late(problem, sent_to, request, payload, deadline_ns, terms, lambda link, ticket: Pending(link, ticket, deadline_ns)))
+
+    def _falls_back(self, problem: int) -> bool:
+        """Whether the fallback answers a request that found no slot; then that is counted."""
+        if problem not in _OVERFLOW or self._fallback is None:
+            return False
+        if self._link is not None:
+            lib.gw_count_client(self._link.port, lib.GW_FELL_BACK)
+        return True
+
+    def _send_late(
+        self, problem: int, sent_to: Link, request: Any, payload: Any, deadline_ns: int, terms: int, take_charge: Callable[[Link, int], T]
+    ) -> Steps[T]:
+        """Sends a request after a first attempt failed with `problem`. -> what `take_charge` makes of its ticket."""
         while True:
             try:
-                link, ticket = self._claim(problem, deadline_ns, terms)
+                link, ticket = yield from self._claim(problem, deadline_ns, terms)
                 if link is not sent_to:  # another worker, which may have declared something else
                     payload, length = link.fit(request)
                     sent_to, terms = link, terms if self._length is not None else with_length(terms, length)
                 problem = link.send_claimed(ticket, payload, deadline_ns, terms)
-                pending = Pending(link, problem, deadline_ns) if problem >= 0 else None
+                sent = take_charge(link, problem) if problem >= 0 else None
             except BaseException:
                 if self._link is not None:
                     self._link.undo()
                 raise
             link.settle()
-            if pending is not None:
-                return pending
+            if sent is not None:
+                return sent
 
-    def _claim(self, problem: int, deadline_ns: int, terms: int = 0) -> tuple[Link, int]:
+    def _claim(self, problem: int, deadline_ns: int, terms: int = 0) -> Steps[tuple[Link, int]]:
         """A slot after a first attempt failed with `problem`; waits for one if the policy is to block."""
         while True:
             link = self._link
             if problem == -errno.ESHUTDOWN:
                 raise WorkerDraining(f"worker {self.name!r} is draining and takes no new requests")
             if problem in (-errno.ECHILD, -errno.ENOTCONN) or link is None or link.lost:
-                link = self._connect(deadline_ns)
+                link = yield from self._connect(deadline_ns)
                 ticket = lib.gw_claim(link.port)
             elif problem not in (*_OVERFLOW, -errno.ETIMEDOUT, -errno.EINTR):
                 raise SegmentError(remedies.explain(problem, ""))
             elif late := (remedies.budget_exceeded(link.port, terms) if problem == -errno.ETIME else None):
-                problem = self._wait_or_raise(link, *late, deadline_ns)
+                problem = yield from self._wait_or_raise(link, *late, deadline_ns)
                 continue
             elif problem == -errno.ETIME:
                 ticket = lib.gw_claim(link.port)  # it is not late any more
@@ -331,14 +348,14 @@ class Client(Generates):
                     lib.gw_count_client(link.port, lib.GW_EXPIRED)
                     raise DeadlineExceeded("the timeout passed while waiting for a free slot; the request did not run", "claiming")
                 until_ns = now + SLICE_NS
-                ticket = lib.gw_claim_wait(link.port, min(until_ns, deadline_ns) if deadline_ns else until_ns)
+                ticket = yield Room(link, min(until_ns, deadline_ns) if deadline_ns else until_ns, deadline_ns)
                 if ticket == -errno.ETIMEDOUT and link.segment.is_dead():
                     raise link.died()
             if ticket >= 0:
                 return link, ticket
             problem = ticket
 
-    def _wait_or_raise(self, link: Link, late: BudgetExceeded, is_hopeless: bool, deadline_ns: int) -> int:
+    def _wait_or_raise(self, link: Link, late: BudgetExceeded, is_hopeless: bool, deadline_ns: int) -> Steps[int]:
         """A request would be late: if the policy is to block, it waits for there to be fewer before it. -> the problem as it is then."""
         now = time.monotonic_ns()
         if is_hopeless or (self._on_full or link.on_full) != "block":
@@ -350,7 +367,7 @@ class Client(Generates):
         state = link.segment.overview().state
         if state >= State.DRAINING or link.segment.is_dead():
             return -errno.ESHUTDOWN if state == State.DRAINING else -errno.ENOTCONN
-        time.sleep(min(late.retry_after_ms / 1e3, SLICE_NS / 1e9, (deadline_ns - now) / 1e9 if deadline_ns else 1.0))
+        yield Pause(min(late.retry_after_ms / 1e3, SLICE_NS / 1e9, (deadline_ns - now) / 1e9 if deadline_ns else 1.0))
         return -errno.ETIME
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from gpuworker.client.pending import deadline
+from gpuworker.client.steps import Steps, run
 from gpuworker.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -58,9 +59,8 @@ class Generates:
         what went wrong in the owner. A client's fallback is not for this: without a slot it is QueueFull.
         """
         deadline_ns = 0 if timeout is None else deadline(timeout)
-        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-            raise InvalidRequest(f"n={n!r}: give how many samples, at least 1")
-        wish = _wish(
+        samples(n)
+        wish = wish_of(
             prompt,
             max_tokens=max_tokens,
             stop=stop,
@@ -76,7 +76,7 @@ class Generates:
             repetition_penalty=repetition_penalty,
             presence_penalty=presence_penalty,
             frequency_penalty=frequency_penalty,
-            logit_bias=_plain(logit_bias),
+            logit_bias=logit_bias,
         )
         results = _results(cast("Client", self), wish, n, deadline_ns)
         return results if n > 1 else results[0]
@@ -105,7 +105,7 @@ class Generates:
         """As `generate`, without waiting: a Stream, which iterates over Delta(text, tokens, logprobs) as they come. Raises what can be known now; the rest is
         raised by reading, also DeadlineExceeded when the timeout passes before the last token."""
         deadline_ns = 0 if timeout is None else deadline(timeout)
-        wish = _wish(
+        wish = wish_of(
             prompt,
             max_tokens=max_tokens,
             stop=stop,
@@ -121,17 +121,26 @@ class Generates:
             repetition_penalty=repetition_penalty,
             presence_penalty=presence_penalty,
             frequency_penalty=frequency_penalty,
-            logit_bias=_plain(logit_bias),
+            logit_bias=logit_bias,
         )
-        stream = _begin(cast("Client", self), wish, 0, deadline_ns)
+        stream = run(begin(cast("Client", self), wish, 0, deadline_ns))
         assert not isinstance(stream, int)
         return stream
 
 
-def _wish(prompt: Any, **options: Any) -> Wish:
+def wish_of(prompt: Any, **options: Any) -> Wish:
+    """All keywords of `Client.stream` but timeout. Raises InvalidRequest."""
     from gpuworker.client.order import Wish
 
+    options["logit_bias"] = _plain(options["logit_bias"])
     return Wish(prompt, **options)
+
+
+def samples(n: int) -> int:
+    """The number of samples, checked. Raises InvalidRequest."""
+    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        raise InvalidRequest(f"n={n!r}: give how many samples, at least 1")
+    return n
 
 
 def _plain(bias: Mapping[int, float] | None) -> dict[int, float] | None:
@@ -144,7 +153,7 @@ def _results(client: Client, wish: Wish, n: int, deadline_ns: int) -> list[Any]:
     results = []
     try:
         for sample in range(n):
-            while isinstance(stream := _begin(client, wish, sample, deadline_ns, may_wait=not streams), int):
+            while isinstance(stream := run(begin(client, wish, sample, deadline_ns, may_wait=not streams)), int):
                 results.append(streams[0].result())  # the slot that we wait for may be ours
                 streams.popleft()
             streams.append(stream)
@@ -156,19 +165,21 @@ def _results(client: Client, wish: Wish, n: int, deadline_ns: int) -> list[Any]:
     return results
 
 
-def _begin(client: Client, wish: Wish, sample: int, deadline_ns: int, may_wait: bool = True) -> Stream | int:
+def begin(client: Client, wish: Wish, sample: int, deadline_ns: int, may_wait: bool = True) -> Steps[Stream | int]:
     """Sends a request. -> its Stream; or, if not may_wait, the negative errno that says that there is no slot."""
     from gpuworker.client.stream import Stream
 
-    sent_to = client._live_link(deadline_ns)
-    sent_to, order = _order(client, sent_to, wish, sample, deadline_ns)
+    live = client._link
+    if live is None or live.lost:
+        live = yield from client._connect(deadline_ns)
+    sent_to, order = yield from _order(client, live, wish, sample, deadline_ns)
     problem, link, claimed = 0, sent_to, -1
     while True:
         try:
             if not problem:
                 ticket = link.send(order.payload, deadline_ns, 0)
             else:
-                link, claimed = client._claim(problem, deadline_ns)
+                link, claimed = yield from client._claim(problem, deadline_ns)
                 if link is not sent_to:  # another worker, which may have declared something else
                     order, sent_to = wish.order(link.generation(), link.segment.response_bytes, sample), link
                 ticket = link.send_claimed(claimed, order.payload, deadline_ns, 0)
@@ -184,12 +195,12 @@ def _begin(client: Client, wish: Wish, sample: int, deadline_ns: int, may_wait: 
             return problem
 
 
-def _order(client: Client, link: Link, wish: Wish, sample: int, deadline_ns: int) -> tuple[Link, Order]:
+def _order(client: Client, link: Link, wish: Wish, sample: int, deadline_ns: int) -> Steps[tuple[Link, Order]]:
     """What a worker that has ended would do with it is no matter: the one that there is now is asked."""
     try:
         return link, wish.order(link.generation(), link.segment.response_bytes, sample)
     except InvalidRequest:
         if not link.scheduling().has_ended:
             raise
-    link = client._successor(link, deadline_ns)
+    link = yield from client._successor(link, deadline_ns)
     return link, wish.order(link.generation(), link.segment.response_bytes, sample)

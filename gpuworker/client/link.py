@@ -168,7 +168,7 @@ class Link:
                 if response >= 0:
                     return self._take(ticket, response)
                 if response == -errno.ETIMEDOUT:
-                    self._check(ticket, deadline_ns)
+                    self.check(ticket, deadline_ns)
                 elif response == -errno.ESTALE:
                     raise RequestCancelled("the request was cancelled")
                 elif response != -errno.EINTR:
@@ -177,13 +177,18 @@ class Link:
             self.abandon(ticket)
             raise
 
-    def follow(self, ticket: int, seen: int, until: int, entry_bytes: int, deadline_ns: int) -> bytes | Ending:
+    def follow(self, ticket: int, seen: int, until: int, entry_bytes: int, deadline_ns: int, wait: bool = True) -> bytes | Ending | None:
         """Waits for more than `until` entries of an answer that comes piece by piece (native/stream.c), or for its end. -> the bytes of those after the first
-        `seen`; when there are none left, how it has ended, and the slot is given back. Raises what became of the request instead."""
+        `seen`; when there are none left, how it has ended, and the slot is given back. None: not yet, and not to `wait`. Raises what became
+        of the request instead."""
         try:
             while True:
                 if deadline_ns and time.monotonic_ns() >= deadline_ns:
-                    self._check(ticket, deadline_ns)  # also while entries go on coming
+                    self.check(ticket, deadline_ns)  # also while entries go on coming
+                if not wait and not lib.gw_has_news(self.port, ticket, until):
+                    self.check(ticket, deadline_ns)
+                    if not lib.gw_has_news(self.port, ticket, until):
+                        return None
                 written = lib.gw_stream_wait(self.port, ticket, until, deadline_ns, SLICE_NS)
                 if written == _DELIVERED:
                     written = self._written(ticket)
@@ -192,7 +197,7 @@ class Link:
                 if written >= 0:
                     return self._entries(ticket, seen, written, entry_bytes)
                 if written == -errno.ETIMEDOUT:
-                    self._check(ticket, deadline_ns)
+                    self.check(ticket, deadline_ns)
                 elif written == -errno.ESTALE:
                     raise RequestCancelled("the request was cancelled")
                 elif written != -errno.EINTR:
@@ -273,7 +278,7 @@ class Link:
             self._landings.keep(landing)
         return array
 
-    def _check(self, ticket: int, deadline_ns: int) -> None:
+    def check(self, ticket: int, deadline_ns: int) -> None:
         """After a slice without an answer: is it too late, is the owner gone?"""
         if deadline_ns and time.monotonic_ns() >= deadline_ns:
             running = lib.gw_phase(self.port, ticket) == lib.GW_RUNNING

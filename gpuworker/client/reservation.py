@@ -12,6 +12,7 @@ from gpuworker._native import lib
 from gpuworker.client import remedies
 from gpuworker.client.link import Draft
 from gpuworker.client.pending import Pending
+from gpuworker.client.steps import run
 from gpuworker.errors import SegmentError
 from gpuworker.payload import array_layout
 
@@ -35,7 +36,7 @@ class Reservation:
         try:
             draft = link.draft(self._total)
             while isinstance(draft, int):
-                link, ticket = client._claim(draft, self._deadline_ns)
+                link, ticket = run(client._claim(draft, self._deadline_ns))
                 draft = link.draft(self._total, ticket)
             draft.area[: len(self._meta)] = self._meta
             self._draft = draft

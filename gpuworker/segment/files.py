@@ -58,7 +58,7 @@ def create(posix_name: str, size: int, gid: int, advice: str) -> int:
     fd: int = posix_ipc.SharedMemory(posix_name, posix_ipc.O_CREX, mode=PRIVATE).fd
     try:
         if gid >= 0:
-            _give_to_group(fd, gid)
+            give_to_group(fd, gid)
         os.fchmod(fd, PRIVATE if gid < 0 else SHARED)  # whatever the umask; and the group first
         reserve(fd, size, advice)
     except BaseException:
@@ -68,7 +68,8 @@ def create(posix_name: str, size: int, gid: int, advice: str) -> int:
     return fd
 
 
-def _give_to_group(fd: int, gid: int) -> None:
+def give_to_group(fd: int, gid: int) -> None:
+    """Raises SegmentError."""
     try:
         os.fchown(fd, -1, gid)
     except PermissionError:

@@ -13,11 +13,13 @@ SHM_DIR = "/dev/shm"  # where glibc's shm_open, and so posix_ipc, keeps its obje
 PREFIX = "gpuworker-"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 _FILE = re.compile(rf"{PREFIX}([A-Za-z0-9][A-Za-z0-9_-]{{0,99}})")
-BESIDE = re.compile(rf"{PREFIX}([A-Za-z0-9][A-Za-z0-9_-]{{0,99}})\.(?:spill-.*|new-(\d+)-[0-9a-f]+)")
+BESIDE = re.compile(rf"{PREFIX}([A-Za-z0-9][A-Za-z0-9_-]{{0,99}})\.(?:spill-.*|chime-.*|new-(\d+)-[0-9a-f]+)")
 """A file beside a segment: the worker's name, and for a half-made segment the pid of its maker."""
-OURS = re.compile(rf"{_FILE.pattern}(?:\.(?:spill|new)-.*)?")
+OURS = re.compile(rf"{_FILE.pattern}(?:\.(?:spill|chime|new)-.*)?")
 """Any of our files: the worker's name."""
 _SPILL = re.compile(r"\.spill-([0-9a-f]{1,16})-(\d{1,4})-(\d{1,15})-[qr]")  # no more digits than ours have: others' names are not ours to read
+
+_CHIME = re.compile(r"\.chime-([0-9a-f]{1,16})-(\d{1,4})-(\d{1,19})")
 
 
 def shm_name(name: str) -> str:
@@ -46,6 +48,22 @@ def spill_files(name: str) -> list[tuple[str, int, int, int]]:
     found = []
     for file in listing():
         match = _SPILL.fullmatch(file, len(prefix)) if file.startswith(prefix) else None
+        if match:
+            found.append((f"/{file}", int(match[1], 16), int(match[2]), int(match[3])))
+    return found
+
+
+def chime_prefix(name: str, nonce: int) -> str:
+    """What the POSIX names of all FIFOs beside the segment with this nonce begin with; place and incarnation of a participant follow, as PLACE-INCARNATION."""
+    return f"{shm_name(name)}.chime-{nonce:x}-"
+
+
+def chime_files(name: str) -> list[tuple[str, int, int, int]]:
+    """(POSIX name, nonce, place, incarnation) of every FIFO of this worker."""
+    prefix = shm_name(name)[1:]
+    found = []
+    for file in listing():
+        match = _CHIME.fullmatch(file, len(prefix)) if file.startswith(prefix) else None
         if match:
             found.append((f"/{file}", int(match[1], 16), int(match[2]), int(match[3])))
     return found

@@ -96,6 +96,7 @@ class Segment:
         self._base, self.port = base, port
         self.capacity: int = self.port.capacity
         self.nonce: int = self.overview().nonce
+        lib.gw_set_chimes(self.port, names.shm_path(names.chime_prefix(name, self.nonce)).encode(), self.gid)
         self.request_bytes: int = self.port.request_bytes
         self.response_bytes: int = self.port.response_bytes
         whole = memoryview(self._map)  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ import time
 
 from gpuworker._native import lib
 from gpuworker.errors import SegmentError
-from gpuworker.segment import spill
+from gpuworker.segment import chime, spill
 from gpuworker.worker.owner import Owner
 from gpuworker.worker.reaper import Reaper, retire
 
@@ -82,8 +82,9 @@ class Keeper(threading.Thread):
     def _sweep(self, strangers: bool = False) -> None:
         try:
             spill.sweep(self._segment, strangers)
+            chime.sweep(self._segment, strangers)
         except SegmentError as error:  # no descriptor to list the files by: there will be one
-            log.info("payload files are looked after later: %s", error)
+            log.info("payload files and FIFOs are looked after later: %s", error)
 
     def _give_up(self, why: str) -> None:
         log.error("%s", why)

@@ -7,7 +7,7 @@ import logging
 
 from gpuworker._native import ffi, lib
 from gpuworker.errors import SegmentError
-from gpuworker.segment import Identity, Segment, spill
+from gpuworker.segment import Identity, Segment, chime, spill
 from gpuworker.segment.liveness import Watch
 
 log = logging.getLogger("gpuworker")
@@ -47,6 +47,7 @@ class Reaper:
             return 0  # it lives; or it has left, and threads of its may still be inside calls
         slots: int = lib.gw_reap(port, index)
         self._watches.pop(index, (0, None))
+        chime.remove(self._segment, index, view.word >> 2)
         log.info("client %d (pid %d) %s; %d slots taken back", index, view.identity.pid, "left" if joined == lib.GW_LEFT else "died", slots)
         return slots
 
@@ -66,3 +67,4 @@ def retire(segment: Segment) -> None:
         reaper.reap()
     with contextlib.suppress(SegmentError):  # without a descriptor to list /dev/shm by they stay, for `gpuworker doctor --clean`
         spill.sweep(segment, is_over=True)
+        chime.sweep(segment, is_over=True)
