@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpuworker.cli.device import execution
+from gpuworker.cli.generation import generation
 from gpuworker.cli.target import condition
 from gpuworker.cli.text import WIDTH, bar, count, rate, span, table
 from gpuworker.segment.stats import Histogram, Stats
@@ -54,6 +55,8 @@ class Interval:
             change[name] = max(total_ms, 0.0) / change["predicted_batches"] if change["predicted_batches"] else 0.0
         change["goodput"] = change["on_time"] / (with_budget(change) or 1)
         change["padding"] = change["padded_tokens"] / change["tokens"] if change["tokens"] else 0.0
+        if now.generation is not None:
+            change["generation"] = now.generation.since(before.generation)
         return cls(elapsed_s, dataclasses.replace(now, **change))
 
 
@@ -85,6 +88,7 @@ def lines(stats: Stats, recent: Interval | None = None) -> list[str]:
         f"waits{since}", *waits(shown), "",
         f"batches{since}: {batches(shown, recent)}", *reasons(shown), *predictions(shown), *sizes(shown), "",
         *execution(stats.execution),
+        *generation(shown.generation, recent.elapsed_s if recent else None),
         f"slots: {stats.slots_in_use} of {stats.capacity} in use by {count(len(stats.clients), 'client process', 'client processes')}",
         *occupancy(stats),
     ]  # fmt: skip

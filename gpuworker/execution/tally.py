@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable
 from typing import Any
 
-from gpuworker._native import ffi, lib
 from gpuworker.execution.executor import Usage
 from gpuworker.execution.grid import Shape
+from gpuworker.segment.board import Board
 from gpuworker.segment.execution import COUNTERS
-
-PUBLISH_EVERY_NS = 50_000_000
 
 
 class Tally:
     """Counters of this owner, from its start on. Published every 50 ms."""
 
     def __init__(self, port: Any) -> None:
-        self._port = port
-        self._words = ffi.new("uint64_t[]", len(COUNTERS))
-        self._published_ns = 0
+        self._board = Board(port, 0, COUNTERS)
         self.batches = self.rows = self.padded_rows = self.cells = self.padded_cells = 0
         self.gather_ns = self.gathered_bytes = self.scatter_ns = self.scattered_bytes = self.wall_ns = 0
         self.odd_requests = self.out_of_memory = 0
@@ -43,15 +38,12 @@ class Tally:
 
     def publish_when_due(self, usage: Callable[[], Usage]) -> None:
         """After each batch, and when the owner wakes up with nothing to do, which it does ten times a second."""
-        if time.monotonic_ns() - self._published_ns >= PUBLISH_EVERY_NS:
+        if self._board.is_due:
             self.publish(usage())
 
     def publish(self, usage: Usage) -> None:
         """Puts everything into the segment."""
-        self._published_ns = time.monotonic_ns()
-        values = vars(self) | vars(usage)
-        self._words[0 : len(COUNTERS)] = [values[name] for name in COUNTERS]
-        lib.gw_publish_execution(self._port, self._words, len(COUNTERS))
+        self._board.show(vars(self) | vars(usage))
 
 
 assert {field.name for field in dataclasses.fields(Usage)} <= set(COUNTERS)

@@ -160,7 +160,8 @@ class GenerationHandler:
     def make_loop(self, segment: Segment, exchange: Exchange) -> Loop:
         """See worker/runner.py."""
         assert self._engine is not None
-        return GenerationLoop(self._engine, segment, exchange, self.__qualname__, self._vocabulary, bool(self._options and self._options.priorities))
+        priorities = bool(self._options and self._options.priorities)
+        return GenerationLoop(self._engine, segment, exchange, self.__qualname__, self._vocabulary, priorities, self._graphs)
 
     def close(self) -> None:
         """The worker ends."""

@@ -14,7 +14,7 @@ from gpuworker.errors import InvalidRequest
 from gpuworker.generating import FINISH, GenerationRequest, entry_bytes
 from gpuworker.generation.engine import Emitted, Engine
 from gpuworker.generation.sequence import Sequence
-from gpuworker.generation.tally import Tally
+from gpuworker.generation.tally import Graphs, Tally
 from gpuworker.payload import encode_error
 from gpuworker.scheduling import Reason
 from gpuworker.segment import Segment
@@ -35,9 +35,12 @@ class GenerationLoop:
     queued again, and the next owner finds in its slot which tokens were sent (native/stream.c), and goes on behind them.
     """
 
-    def __init__(self, engine: Engine, segment: Segment, exchange: Exchange, name: str, vocabulary: int, priorities: bool) -> None:
+    def __init__(
+        self, engine: Engine, segment: Segment, exchange: Exchange, name: str, vocabulary: int, priorities: bool, graphs: Graphs | None = None
+    ) -> None:
+        """graphs: those of the engine's model, where it has any."""
         self._engine, self._port, self._exchange, self._name, self._vocabulary = engine, segment.port, exchange, name, vocabulary
-        self._priorities = priorities
+        self._priorities, self._graphs = priorities, graphs
         self._response_bytes, self._capacity = segment.response_bytes, segment.capacity
         self._live: dict[int, _Live] = {}
         self._suspects: deque[_Live] = deque()
@@ -48,7 +51,7 @@ class GenerationLoop:
         self._taken = ffi.new("uint64_t[]", 2 * segment.capacity)
         self._tickets, self._at = ffi.new("uint64_t[]", segment.capacity), ffi.new("uint32_t[]", segment.capacity)
         self._gone = ffi.new("int[]", segment.capacity)
-        self.tally = Tally(segment.port, engine.scheduler.pool.block_tokens)
+        self.tally = Tally(segment.port, engine.scheduler.pool.block_tokens, graphs)
 
     def run(self, turn: Turn) -> None:
         """See Loop.run."""
@@ -74,8 +77,18 @@ class GenerationLoop:
                 self._step()
                 until_ns = 0
             else:
+                has_more = self._use_idle_time()
                 self.tally.publish(self._engine)
-                until_ns = now_ns + TICK_NS
+                until_ns = 0 if has_more else now_ns + TICK_NS
+
+    def _use_idle_time(self) -> bool:
+        """Captures a CUDA graph that there is not yet. One at a time: a request that comes meanwhile waits for one capture. -> whether there is more."""
+        if self._graphs is None:
+            return False
+        try:
+            return self._graphs.capture_next()
+        except Exception as error:
+            raise self._lost(error) from error
 
     # Joining.
 
@@ -185,8 +198,7 @@ class GenerationLoop:
         try:
             emitted, finished = engine.run()
         except Exception as error:
-            log.critical("%s: the device is lost, and the owner ends: %s", self._name, error)
-            raise DeviceLost(str(error)) from error
+            raise self._lost(error) from error
         finally:
             if lib.gw_is_forked(self._port):
                 os._exit(os.EX_SOFTWARE)
@@ -200,6 +212,10 @@ class GenerationLoop:
         for sequence in finished:
             self._end(sequence)
         self.tally.publish_when_due(engine)
+
+    def _lost(self, error: Exception) -> DeviceLost:
+        log.critical("%s: the device is lost, and the owner ends: %s", self._name, error)
+        return DeviceLost(str(error))
 
     def _send(self, emitted: list[Emitted]) -> None:
         """Appends a token to each answer; in one native call for those whose entries look alike, which mostly is all."""

@@ -5,11 +5,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+FIRST_WORD = 32
+"""Of gw_header.execution, from which on a generating owner counts: those of tensors (segment/execution.py) come before."""
 COUNTERS = (
     "steps", "tokens", "prompt_tokens", "prefix_hit_tokens", "preemptions", "running", "waiting", "blocks_used", "blocks_cached", "blocks_free", "block_tokens",
-    "waste_ppm",
+    "waste_ppm", "graph_hits", "graph_misses", "graphs", "graph_bytes",
 )  # fmt: skip
-"""In the order of gw_header.execution, from GENERATION on; what writes them is generation/tally.py."""
+"""In the order of gw_header.execution, from FIRST_WORD on; what writes them is generation/tally.py."""
+RUNNING_TOTALS = ("steps", "tokens", "prompt_tokens", "prefix_hit_tokens", "preemptions", "graph_hits", "graph_misses")
+"""Those that only grow; the others say what there is now."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,7 +22,8 @@ class Generation:
 
     tokens: generated and sent; prompt_tokens: computed for prompts, and again after preemptions; prefix_hit_tokens: found in the cache instead. running,
     waiting: sequences. blocks of `block_tokens` tokens each; blocks_cached are free, and hold prefixes that may be asked for again. waste: share of used
-    blocks' room that holds nothing.
+    blocks' room that holds nothing. Of steps that only decode, graph_hits were replays of a CUDA graph, and graph_misses were not although graphs are on (a
+    step with a piece of a prompt is neither); `graphs` of them there are now.
     """
 
     steps: int
@@ -33,6 +38,10 @@ class Generation:
     blocks_free: int
     block_tokens: int
     waste: float
+    graph_hits: int
+    graph_misses: int
+    graphs: int
+    graph_bytes: int
 
     @classmethod
     def of(cls, words: Sequence[int]) -> Generation | None:
@@ -42,3 +51,9 @@ class Generation:
             return None
         waste = counts.pop("waste_ppm") / 1e6
         return cls(**counts, waste=waste)
+
+    def since(self, before: Generation | None) -> Generation:
+        """The same, with what was counted after `before` only."""
+        if before is None:
+            return self
+        return dataclasses.replace(self, **{name: max(getattr(self, name) - getattr(before, name), 0) for name in RUNNING_TOTALS})

@@ -10,11 +10,9 @@ from typing import Any
 from gpuworker._native import ffi, lib
 from gpuworker.scheduling.decision import Reason
 from gpuworker.segment.execution import Execution
-from gpuworker.segment.generation import Generation
+from gpuworker.segment.generation import FIRST_WORD, Generation
 from gpuworker.segment.segment import Segment, state_name
 
-GENERATION_WORD = 32
-"""Of gw_header.execution, from which on a generating owner counts."""
 _BUCKETS: int = lib.GW_BUCKETS
 _HISTOGRAM_WORDS = _BUCKETS + 2
 _OWNER_COUNTERS = (
@@ -199,7 +197,7 @@ class Stats:
             handler=info.get("handler", ""),
             options=info.get("options", {}),
             execution=Execution.of(words := _execution(segment)),
-            generation=Generation.of(words[GENERATION_WORD:]),
+            generation=Generation.of(words[FIRST_WORD:]),
         )
 
     def to_dict(self) -> dict[str, Any]:
