@@ -18,7 +18,7 @@ FAILPOINTS = os.environ.get("GPUWORKER_FAILPOINTS", "") == "1"
 # The parts of layout.h and ring.h that Python uses. `...` leaves offsets and sizes to the compiler.
 CDEF = """
 enum { GW_FREE, GW_READY, GW_RUNNING, ... };
-enum { GW_REJECTED, GW_CANCELLED, GW_EXPIRED, GW_FELL_BACK, GW_FORECAST_LATE };
+enum { GW_REJECTED, GW_CANCELLED, GW_EXPIRED, GW_FELL_BACK, GW_FORECAST_LATE, GW_SATISFIED };
 enum { GW_ADMIT_ALL, GW_ADMIT_AUTO, GW_ADMIT_IN_TIME };
 enum { GW_STARTING, GW_SERVING, GW_RESTARTING, GW_DRAINING, GW_STOPPED, GW_SUPERSEDED, GW_FAILED };
 enum { GW_VACANT, GW_ALIVE, GW_LEFT, ... };

@@ -41,7 +41,7 @@ enum gw_phase { GW_FREE = 0, GW_CLAIMED, GW_READY, GW_RUNNING, GW_DONE, GW_ABAND
 enum gw_state { GW_STARTING = 0, GW_SERVING, GW_RESTARTING, GW_DRAINING, GW_STOPPED, GW_SUPERSEDED, GW_FAILED };
 enum gw_joined { GW_VACANT = 0, GW_ALIVE, GW_LEFT };
 enum gw_on_full { GW_REJECT = 0, GW_BLOCK, GW_FALLBACK };
-enum gw_outcome { GW_REJECTED = 0, GW_CANCELLED, GW_EXPIRED, GW_FELL_BACK, GW_FORECAST_LATE }; /* of a request, as its frontend counts it */
+enum gw_outcome { GW_REJECTED = 0, GW_CANCELLED, GW_EXPIRED, GW_FELL_BACK, GW_FORECAST_LATE, GW_SATISFIED }; /* of a request, as its frontend counts it */
 enum gw_admission { GW_ADMIT_ALL = 0, GW_ADMIT_AUTO, GW_ADMIT_IN_TIME };
 enum gw_chime_word { GW_CHIME_NONE = 0, GW_CHIME_TAKEN, GW_CHIME_ARMED }; /* see chime.c */
 enum gw_wake { GW_PARK = 0, GW_ADAPTIVE, GW_BUSY };
@@ -64,7 +64,7 @@ typedef struct { int64_t pid; uint64_t start_ticks; uint64_t pid_namespace; } gw
 
 /* Written by the threads of one frontend process only (relaxed adds); folded into gw_header.departed by the owner when the frontend is gone. */
 typedef struct {
-    _Atomic uint64_t submitted, rejected, cancelled, expired, fallbacks, forecast_late;
+    _Atomic uint64_t submitted, rejected, cancelled, expired, fallbacks, forecast_late, satisfied;
     gw_histogram claim_wait, wake;
 } gw_client_stats;
 

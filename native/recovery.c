@@ -47,6 +47,7 @@ int gw_reap(gw_port *port, uint32_t participant) {
     GW_TALLY(&into->expired, atomic_exchange_explicit(&from->expired, 0, memory_order_relaxed));
     GW_TALLY(&into->fallbacks, atomic_exchange_explicit(&from->fallbacks, 0, memory_order_relaxed));
     GW_TALLY(&into->forecast_late, atomic_exchange_explicit(&from->forecast_late, 0, memory_order_relaxed));
+    GW_TALLY(&into->satisfied, atomic_exchange_explicit(&from->satisfied, 0, memory_order_relaxed));
     fold(&into->claim_wait, &from->claim_wait);
     fold(&into->wake, &from->wake);
     GW_POINT(reap_folded);

@@ -195,8 +195,8 @@ void gw_count_client(gw_port *port, uint32_t outcome) {
     if (!port->me) return;
     gw_client_stats *s = &port->participants[port->me - 1].stats;
     _Atomic uint64_t *counters[] = {[GW_REJECTED] = &s->rejected, [GW_CANCELLED] = &s->cancelled, [GW_EXPIRED] = &s->expired, [GW_FELL_BACK] = &s->fallbacks,
-                                    [GW_FORECAST_LATE] = &s->forecast_late};
-    if (outcome <= GW_FORECAST_LATE) GW_COUNT(counters[outcome], 1);
+                                    [GW_FORECAST_LATE] = &s->forecast_late, [GW_SATISFIED] = &s->satisfied};
+    if (outcome <= GW_SATISFIED) GW_COUNT(counters[outcome], 1);
 }
 
 /* When a slot should be free again: the time one more batch takes, as batches have gone lately, less what the running one has done already. */

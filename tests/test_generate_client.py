@@ -7,6 +7,7 @@ import pytest
 
 import gpuworker
 from gpuworker.client.contract import Contract, GenerationContract
+from gpuworker.segment.stats import Stats
 from tests.byte_tokenizer import END
 from tests.fake_generation import BYTES, EMOJI, VOCABULARY, client_fixture, directory_fixture, echo, fake_owner, ids_of, owner_fixture, served  # noqa: F401
 
@@ -159,6 +160,30 @@ def test_a_stop_string_frees_the_blocks_at_once_and_later_tokens_do_not_count(ow
     assert list(stream) == []
     assert answer.finish()
     assert owner.in_use == 0
+
+
+def test_an_answer_that_a_stop_string_ends_is_completed(owner, client):
+    """It was counted as abandoned; what somebody does not want any more still is."""
+    stream = client.stream("x", stop="b", max_tokens=50)
+    answer = owner.admit_one()
+    answer.send(*ids_of("ab"))
+    assert stream.result().finish_reason == "stop"
+    assert answer.finish()  # to the owner it is one that nobody waits for
+    found = Stats.read(owner.segment)
+    assert (found.completed, found.abandoned, found.cancelled) == (1, 0, 0)
+    left = client.stream("x", max_tokens=50)
+    answer = owner.admit_one()
+    answer.send(*ids_of("a"))
+    next(left)
+    del left
+    answer.finish()
+    stream = client.stream("x", stop="b", max_tokens=2)
+    answer = owner.admit_one()
+    answer.send(*ids_of("ab"))
+    answer.end("length")  # before anybody has looked
+    assert stream.result().finish_reason == "stop"
+    found = Stats.read(owner.segment)
+    assert (found.submitted, found.completed, found.abandoned) == (3, 2, 1)
 
 
 def test_what_was_held_back_comes_at_the_end(owner, client):

@@ -313,13 +313,19 @@ class Link:
             spill.remove(self.segment, ticket, spill.REQUEST)
         return outcome in (0, 1)
 
-    def abandon(self, ticket: int) -> None:
-        """Gives a slot back whatever its state; nothing happens if that was done."""
-        outcome = lib.gw_abandon(self.port, ticket)  # the slot first, in one call: Ctrl-C may come in between any two lines here
+    def abandon(self, ticket: int) -> int:
+        """Gives a slot back whatever its state; nothing happens if that was done. -> as gw_cancel: 1 if it was running."""
+        outcome: int = lib.gw_abandon(self.port, ticket)  # the slot first, in one call: Ctrl-C may come in between any two lines here
         if outcome == 0:
             spill.remove(self.segment, ticket, spill.REQUEST)
         elif outcome == 2:
             spill.remove(self.segment, ticket, spill.RESPONSE)
+        return outcome
+
+    def satisfied(self, ticket: int) -> None:
+        """The same for an answer that has said all that its reader wants: to the owner it is abandoned, in the statistics completed."""
+        if self.abandon(ticket) == 1:
+            lib.gw_count_client(self.port, lib.GW_SATISFIED)
 
     def settle(self) -> None:
         """The ticket of this thread's last claim is in good hands."""

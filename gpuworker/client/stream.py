@@ -185,7 +185,7 @@ class Stream(Iterator[Delta]):
             piece, is_over = self._stops.add(order.detokenizer.add(token))
             pieces.append(piece)
             if is_over:
-                self._link.abandon(self._ticket)  # first of all: its blocks are of use to others
+                self._link.satisfied(self._ticket)  # first of all: its blocks are of use to others
                 break
         else:
             is_over = False

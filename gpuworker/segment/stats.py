@@ -19,7 +19,7 @@ _OWNER_COUNTERS = (
     "completed", "failed", "expired", "abandoned", "reaped_slots", "reaped_clients", "batches", "requeued", "late_wakes", "spins", "parks",
     "on_time", "late", "rejected_late", "predicted", "predicted_ns", "ran_ns", "overruns", "tokens", "padded_tokens",
 )  # fmt: skip
-_CLIENT_COUNTERS = ("submitted", "rejected", "cancelled", "expired", "fallbacks", "rejected_forecast")
+_CLIENT_COUNTERS = ("submitted", "rejected", "cancelled", "expired", "fallbacks", "rejected_forecast", "satisfied")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +50,8 @@ class ClientView:
 @dataclasses.dataclass(frozen=True)
 class Stats:
     """One worker at one moment. The waits of a request, in order: claim_wait (for a free slot), queue_wait (until the owner saw it), batch_wait
-    (until its batch left), run, wake (until its caller ran again). `alive`: its owner or its supervisor lives (an owner without a supervisor is its
+    (until its batch left), run, wake (until its caller ran again). `completed`: answered, or, where an answer comes piece by piece, read as far as its reader
+    wanted (to a stop string); `abandoned`: answered when nobody waited any more. `alive`: its owner or its supervisor lives (an owner without a supervisor is its
     own); `note`: why the last owner died, or why a reload failed.
 
     Under a latency budget: `on_time` and `late` count answers, `rejected_late` requests that the owner gave up, `rejected_forecast` those that a client did not
@@ -160,13 +161,13 @@ class Stats:
             slots_in_use=o.in_use,
             clients=_clients(segment),
             submitted=asked["submitted"],
-            completed=counts["completed"],
+            completed=counts["completed"] + asked["satisfied"],
             failed=counts["failed"],
             cancelled=asked["cancelled"],
             expired=counts["expired"] + asked["expired"],
             rejected=asked["rejected"],
             fallbacks=asked["fallbacks"],
-            abandoned=counts["abandoned"],
+            abandoned=max(counts["abandoned"] - asked["satisfied"], 0),  # the owner sees only that nobody waits any more
             reaped_clients=counts["reaped_clients"],
             reaped_slots=counts["reaped_slots"],
             requeued=counts["requeued"],
