@@ -79,7 +79,7 @@ class WorkerStartupError(GpuWorkerError):
 
 
 class QueueFull(GpuWorkerError):
-    """No slot for this request. `retry_after_ms`: when one should be free, from how long batches have run lately."""
+    """No slot for this request. `retry_after_ms`: when one should be free, from how long batches, or answers of a generating worker, have taken lately."""
 
     def __init__(self, message: str, retry_after_ms: float) -> None:
         super().__init__(message)

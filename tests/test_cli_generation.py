@@ -10,6 +10,7 @@ from tests.test_cli_text import stats
 WORDS = {
     "steps": 1000, "tokens": 8000, "prompt_tokens": 3000, "prefix_hit_tokens": 1000, "preemptions": 2, "running": 8, "waiting": 3, "blocks_used": 40,
     "blocks_cached": 5, "blocks_free": 60, "block_tokens": 16, "waste_ppm": 62_500, "graph_hits": 900, "graph_misses": 100, "graphs": 6, "graph_bytes": 3 << 20,
+    "answer_ns": 1_500_000_000,
 }  # fmt: skip
 
 
@@ -26,20 +27,22 @@ def test_nothing_where_nothing_generates():
 def test_once():
     shown = screen.lines(stats(generation=found()))
     at = shown.index("generation, since the owner's start")
-    assert shown[at + 1 : at + 7] == [
+    assert shown[at + 1 : at + 8] == [
         "  tokens     8,000 generated in 1,000 steps",
         "  prompts    3,000 tokens computed, 1,000 found in the cache (25%)",
         "  sequences  8 running, 3 waiting; 2 preemptions",
         "  blocks     40 of 100 used, 5 cached; 6.2% of the used is waste",
+        "  answers    lately 1.5 s from request to last token",
         "  graphs     90.0% of decode steps were replays; 6 graphs of 3 MiB",
         "",
     ]
 
 
 def test_what_there_is_not_is_left_out():
-    shown = "\n".join(generation(found(prefix_hit_tokens=0, graph_hits=0, graph_misses=0, graphs=0)))
+    shown = "\n".join(generation(found(prefix_hit_tokens=0, graph_hits=0, graph_misses=0, graphs=0, answer_ns=0)))
     assert "cache (" not in shown
     assert "graphs" not in shown
+    assert "answers" not in shown
     captured = "\n".join(generation(found(graph_hits=0, graph_misses=0)))
     assert "graphs     6 graphs of 3 MiB" in captured  # all of them while nothing was to be done
 

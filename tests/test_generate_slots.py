@@ -12,6 +12,8 @@ import pytest
 import gpuworker
 from gpuworker._native import lib
 from gpuworker.segment import Geometry
+from gpuworker.segment.board import Board
+from gpuworker.segment.generation import COUNTERS, FIRST_WORD
 from gpuworker.segment.wire import SLOT_MASK
 from tests.byte_tokenizer import END
 from tests.conftest import eventually
@@ -176,6 +178,31 @@ def test_a_whole_answer_that_nobody_reads_gives_its_slot_back(owner, client):
                 next(stream)
         del stream
         assert owner.in_use == 0
+
+
+def test_a_full_ring_says_when_a_slot_should_be_free(name, directory):
+    """Of slots that are each held for so long, one after the other gets free."""
+    with fake_owner(name, directory, GEOMETRY._replace(capacity=4)) as owner:
+        client = gpuworker.connect(name)
+        streams = [client.stream("a", max_tokens=1) for _ in range(4)]
+        retry_ms = []
+        for answer_ms in (0, 2000, 2):
+            Board(owner.port, FIRST_WORD, COUNTERS).show(dict.fromkeys(COUNTERS, 0) | {"block_tokens": 16, "answer_ns": answer_ms * 1_000_000})
+            with pytest.raises(gpuworker.QueueFull) as caught:
+                client.stream("a")
+            retry_ms.append(caught.value.retry_after_ms)
+        assert retry_ms == [1, 500, 1]  # at first nothing is known
+        for stream in streams:
+            stream.close()
+    with fake_owner(name, directory, GEOMETRY._replace(capacity=4), quota=2) as owner:
+        client = gpuworker.connect(name)
+        streams = [client.stream("a", max_tokens=1) for _ in range(2)]
+        Board(owner.port, FIRST_WORD, COUNTERS).show(dict.fromkeys(COUNTERS, 0) | {"block_tokens": 16, "answer_ns": 2_000_000_000})
+        with pytest.raises(gpuworker.QueueFull, match="client_quota") as caught:
+            client.stream("a")
+        assert caught.value.retry_after_ms == 1000
+        for stream in streams:
+            stream.close()
 
 
 def test_full_rings_follow_the_policy(name, directory):

@@ -251,6 +251,20 @@ def test_a_cancelled_answer_gives_its_blocks_back_within_two_steps(serve, steps)
     eventually(lambda: idle(worker))
 
 
+def test_when_all_slots_are_held_a_caller_is_told_how_long_answers_take(serve, steps):
+    """It was told what one step takes."""
+    worker, client = serve(capacity=4)
+    client.generate([20, 21, 22], max_tokens=100, ignore_eos=True)
+    eventually(lambda: worker.stats().generation.answer_ms > 0)
+    holding = [client.stream([20, 21, 22], max_tokens=400, ignore_eos=True) for _ in range(4)]
+    steps.shut()
+    with pytest.raises(gpuworker.QueueFull, match="all 4 slots are in use; try again in about") as caught:
+        client.generate([20])
+    assert caught.value.retry_after_ms == pytest.approx(max(worker.stats().generation.answer_ms / 4, 1.0))
+    for stream in holding:
+        stream.close()
+
+
 def test_a_reader_that_is_killed_gives_its_blocks_back(serve):
     worker, client = serve(in_process=False, max_response_bytes=4096)
     code = (

@@ -21,6 +21,8 @@ def generation(found: Generation | None, elapsed_s: float | None = None) -> list
         ("sequences", f"{found.running:,} running, {found.waiting:,} waiting; {count(found.preemptions, 'preemption')}"),
         ("blocks", f"{found.blocks_used:,} of {in_all:,} used, {found.blocks_cached:,} cached; {found.waste:.1%} of the used is waste"),
     ]  # fmt: skip
+    if found.answer_ms:
+        rows.append(("answers", f"lately {span(found.answer_ms / 1e3)} from request to last token"))
     replays = found.graph_hits + found.graph_misses
     if found.graphs or replays:
         share = f"{found.graph_hits / replays:.1%} of decode steps were replays; " if replays else ""

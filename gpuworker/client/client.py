@@ -341,7 +341,7 @@ class Client(Generates):
                 ticket = lib.gw_claim(link.port)  # it is not late any more
             elif (self._on_full or link.on_full) != "block":
                 lib.gw_count_client(link.port, lib.GW_REJECTED)
-                raise remedies.queue_full(link.port, problem, link.segment.capacity)
+                raise remedies.queue_full(link.segment, problem)
             else:
                 now = time.monotonic_ns()
                 if deadline_ns and now >= deadline_ns:

@@ -10,6 +10,7 @@ from gpuworker._native import ffi, lib
 from gpuworker.errors import BudgetExceeded, DeadlineExceeded, QueueFull, RemoteError, SegmentError, WorkerDied, WorkerDraining
 from gpuworker.payload import decode_error
 from gpuworker.segment import Segment
+from gpuworker.segment.generation import read_generation
 from gpuworker.segment.wire import LATE
 
 
@@ -18,11 +19,18 @@ def explain(problem: int, if_child: str) -> str:
     return if_child if problem == -errno.ECHILD else f"the ring refused the request: {os.strerror(-problem)}"
 
 
-def queue_full(port: Any, problem: int, capacity: int) -> QueueFull:
+def queue_full(segment: Segment, problem: int) -> QueueFull:
     """The error for a claim that found no slot."""
-    retry_after_ms = max(lib.gw_retry_after_ns(port) / 1e6, 1.0)
-    why = "this process holds as many slots as client_quota allows" if problem == -errno.EDQUOT else f"all {capacity} slots are in use"
-    return QueueFull(f"{why}; try again in about {retry_after_ms:.0f} ms, or use on_full='block' or a larger capacity", retry_after_ms)
+    slots, why = segment.capacity, f"all {segment.capacity} slots are in use"
+    if problem == -errno.EDQUOT:
+        o = segment.overview()
+        slots, why = o.quota_shared if o.alive > 1 else o.quota_alone, "this process holds as many slots as client_quota allows"
+    generation = read_generation(segment.port)
+    retry_after_ms = lib.gw_retry_after_ns(segment.port) / 1e6  # slots of a whole batch get free at once
+    if generation is not None and generation.answer_ms:
+        retry_after_ms = generation.answer_ms / max(slots, 1)  # so many slots, each held for so long, get free one after the other: Little's law
+    retry_after_ms = max(retry_after_ms, 1.0)
+    return QueueFull(f"{why}; try again in about {retry_after_ms:,.0f} ms, or use on_full='block' or a larger capacity", retry_after_ms)
 
 
 def budget_exceeded(port: Any, terms: int) -> tuple[BudgetExceeded, bool] | None:

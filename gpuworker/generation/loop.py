@@ -211,7 +211,7 @@ class GenerationLoop:
                 self._end(one.sequence)
         for sequence in finished:
             self._end(sequence)
-        self.tally.publish_when_due(engine)
+        self.tally.publish_when_due(engine, min([live.sequence.arrival_ns for live in self._live.values()], default=None))
 
     def _lost(self, error: Exception) -> DeviceLost:
         log.critical("%s: the device is lost, and the owner ends: %s", self._name, error)
@@ -256,7 +256,9 @@ class GenerationLoop:
     def _leave(self, ticket: int) -> None:
         if self._probed is not None and self._probed.sequence.ticket == ticket:
             self._probed = None
-        self._engine.scheduler.cancel(self._live.pop(ticket).sequence)
+        live = self._live.pop(ticket)
+        self._engine.scheduler.cancel(live.sequence)
+        self.tally.answers.ended(time.monotonic_ns() - live.sequence.arrival_ns)
         self._finish(ticket)
 
     def _end(self, sequence: Sequence) -> None:
@@ -269,6 +271,7 @@ class GenerationLoop:
         if error is not None:
             blob = encode_error(error if isinstance(error, BaseException) else RuntimeError(str(error)), lib.GW_STREAM_ERROR)
         counts = (sequence.prompt_tokens, len(sequence.tokens) - sequence.prompt_tokens, 0)
+        self.tally.answers.ended(time.monotonic_ns() - sequence.arrival_ns)
         lib.gw_stream_end(self._port, sequence.ticket, _FINISH[sequence.finish_reason or "error"], counts, blob, len(blob))
         self._finish(sequence.ticket)
 

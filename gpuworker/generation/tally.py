@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any, Protocol
 
 from gpuworker.generation.engine import Engine
@@ -37,6 +38,23 @@ class Graphs(Protocol):
         ...
 
 
+class AnswerTimes:
+    """For how long requests hold their slots: what frontends tell by when one should be free (client/remedies.py)."""
+
+    def __init__(self) -> None:
+        self._mean_ns: float | None = None
+
+    def ended(self, took_ns: int) -> None:
+        """A request's place is free, however it has ended. The last ones count most: the latest for an eighth."""
+        self._mean_ns = took_ns if self._mean_ns is None else self._mean_ns + (took_ns - self._mean_ns) / 8
+
+    def mean_ns(self, now_ns: int, oldest_ns: int | None) -> int:
+        """As lately; before any has ended, the age of the oldest, which is what is known: it takes longer than that."""
+        if self._mean_ns is not None:
+            return round(self._mean_ns)
+        return 0 if oldest_ns is None else max(now_ns - oldest_ns, 0)
+
+
 class Tally:
     """See Generation, of segment/generation.py."""
 
@@ -44,14 +62,15 @@ class Tally:
         """graphs: None where there are none."""
         self._board, self._block_tokens, self._graphs = Board(port, FIRST_WORD, COUNTERS), block_tokens, graphs
         self.tokens = 0
+        self.answers = AnswerTimes()
 
-    def publish_when_due(self, engine: Engine) -> None:
+    def publish_when_due(self, engine: Engine, oldest_ns: int | None) -> None:
         """After each step."""
         if self._board.is_due:
-            self.publish(engine)
+            self.publish(engine, oldest_ns)
 
-    def publish(self, engine: Engine) -> None:
-        """Puts everything into the segment, if it has changed."""
+    def publish(self, engine: Engine, oldest_ns: int | None = None) -> None:
+        """Puts everything into the segment, if it has changed. oldest_ns: when the request that has been here for longest came."""
         found, graphs = engine.scheduler.stats(), self._graphs
         self._board.show(
             {
@@ -71,5 +90,6 @@ class Tally:
                 "graph_misses": graphs.misses if graphs else 0,
                 "graphs": graphs.count if graphs else 0,
                 "graph_bytes": graphs.size_bytes if graphs else 0,
+                "answer_ns": self.answers.mean_ns(time.monotonic_ns(), oldest_ns),
             }
         )

@@ -11,6 +11,13 @@ from gpuworker._native import ffi, lib
 SHOW_EVERY_NS = 50_000_000
 
 
+def shown(port: Any, first: int = 0) -> list[int]:
+    """All words from `first` on, as they are now; 0 where nobody has put anything."""
+    words = ffi.new("uint64_t[]", lib.GW_EXECUTION)
+    lib.gw_read_execution(port, words)
+    return list(words)[first:]
+
+
 class Board:
     """The words from `first` on, one for each of `names`. For the owner's thread."""
 

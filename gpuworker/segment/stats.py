@@ -9,8 +9,9 @@ from typing import Any
 
 from gpuworker._native import ffi, lib
 from gpuworker.scheduling.decision import Reason
+from gpuworker.segment.board import shown
 from gpuworker.segment.execution import Execution
-from gpuworker.segment.generation import FIRST_WORD, Generation
+from gpuworker.segment.generation import Generation, read_generation
 from gpuworker.segment.segment import Segment, state_name
 
 _BUCKETS: int = lib.GW_BUCKETS
@@ -197,8 +198,8 @@ class Stats:
             wake=wake,
             handler=info.get("handler", ""),
             options=info.get("options", {}),
-            execution=Execution.of(words := _execution(segment)),
-            generation=Generation.of(words[FIRST_WORD:]),
+            execution=Execution.of(shown(segment.port)),
+            generation=read_generation(segment.port),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -213,12 +214,6 @@ def _info(segment: Segment) -> dict[str, Any]:
         return {key: info[key] for key, kind in (("handler", str), ("options", dict)) if isinstance(info[key], kind)}
     except (ValueError, RecursionError, TypeError, KeyError):
         return {}
-
-
-def _execution(segment: Segment) -> list[int]:
-    words = ffi.new("uint64_t[]", lib.GW_EXECUTION)
-    lib.gw_read_execution(segment.port, words)
-    return list(words)
 
 
 def _clients(segment: Segment) -> tuple[ClientView, ...]:
