@@ -116,11 +116,45 @@ def test_a_worker_that_stops_or_refuses(owner, client):
 
 
 @pytest.mark.parametrize(
+    ("kind", "raised", "complete"),
+    [
+        (lib.GW_KIND_DRAINING, gpuworker.WorkerDraining, "the worker stopped before the answer was complete; it was ended"),
+        (lib.GW_KIND_EXPIRED, gpuworker.DeadlineExceeded, "the answer was not complete when its deadline passed; it was ended"),
+    ],
+)
+def test_an_answer_that_is_ended_says_how_far_it_had_come(owner, client, kind, raised, complete):
+    """All were told that they did not run."""
+    for count, words in ((2, f"{complete} after 2 tokens"), (0, f"{complete} before its first token"), (None, "it did not run")):
+        stream = client.stream("a")
+        if count is None:
+            lib.gw_refuse_all(owner.port, kind)
+        else:
+            answer = owner.admit_one()
+            answer.send(*range(5, 5 + count))
+            answer.respond(kind)
+            assert [delta.tokens for delta in ([next(stream)] if count else [])] == [[5, 6]] * bool(count)
+        with pytest.raises(raised, match=words) as caught:
+            next(stream)
+        if raised is gpuworker.DeadlineExceeded:
+            assert caught.value.stage == ("queued" if count is None else "running")
+    assert owner.in_use == 0
+
+
+def test_a_timeout_says_how_far_the_answer_had_come(owner, client):
+    for read in (list, lambda stream: stream.result()):
+        stream = client.stream("a", timeout=0.05)
+        owner.admit_one().send(5, 6)
+        with pytest.raises(gpuworker.DeadlineExceeded, match="not complete within the timeout; it was ended after 2 tokens") as caught:
+            read(stream)
+        assert caught.value.stage == "running"
+
+
+@pytest.mark.parametrize(
     ("error", "kind"),
     [
         (ValueError("row 3 is NaN"), ValueError),
         (gpuworker.InvalidRequest("no"), gpuworker.InvalidRequest),
-        (RuntimeError("x" * 5000), gpuworker.RemoteError),  # there is room for 512 bytes
+        (RuntimeError("x" * 5000), RuntimeError),  # there is room for 512 bytes: its end is cut
     ],
 )
 def test_an_error_of_the_owner_is_raised_and_the_next_request_works(owner, client, error, kind):

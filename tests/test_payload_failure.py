@@ -166,6 +166,42 @@ def test_errors_shrink_to_a_small_response_area() -> None:
 
 
 @pytest.mark.parametrize(
+    "exception",
+    [
+        ValueError("words " * 500),
+        KeyError("words " * 90),
+        FileNotFoundError(2, "No such file", "/words " * 400),
+        errors.InvalidRequest("words " * 500),
+        ValueError("words " + "\U0001f469" * 3000),
+        errors.WorkerDied("words " + "\ud800" * 500),
+    ],
+    ids=lambda x: type(x).__name__,
+)
+def test_where_there_is_little_room_an_error_keeps_its_class_and_the_beginning_of_its_words(exception: Exception) -> None:
+    """The end of an answer that comes piece by piece has 512 bytes for it."""
+    blob = encode_error(exception, 512)
+    assert len(blob) <= 512
+    got = decode_error(blob)
+    assert type(got) is type(exception)
+    assert "words" in str(got)
+    assert "characters)" in str(got)
+
+
+def test_where_there_is_hardly_any_room_it_keeps_its_name() -> None:
+    blob = encode_error(CustomError("words " * 500), 512)
+    assert len(blob) <= 512
+    got = decode_error(blob)
+    assert type(got) is RemoteError
+    assert got.type == f"{__name__}.CustomError"
+    assert len(got.message) == 400
+    kind = type("\U0001f469" * 300, (Exception,), {})
+    for message in ("words", "\U0001f469" * 300):
+        blob = encode_error(kind(message), 512)
+        assert len(blob) <= 512
+        assert isinstance(decode_error(blob), RemoteError)
+
+
+@pytest.mark.parametrize(
     "blob", [b"", b"\xc1", b"\x94\xa1x\xa0\xa0", b"\x93\x01\x02\x03", b"\x94\xa1\xff\xa0\xa0\xc0", b"\x94\xaaValueError\xa0\xa0\xc4\x01\xc1"]
 )
 def test_nonsense_is_a_segment_error(blob: bytes) -> None:

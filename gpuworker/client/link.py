@@ -184,9 +184,9 @@ class Link:
         try:
             while True:
                 if deadline_ns and time.monotonic_ns() >= deadline_ns:
-                    self.check(ticket, deadline_ns)  # also while entries go on coming
+                    self.check(ticket, deadline_ns, is_stream=True)  # also while entries go on coming
                 if not wait and not lib.gw_has_news(self.port, ticket, until):
-                    self.check(ticket, deadline_ns)
+                    self.check(ticket, deadline_ns, is_stream=True)
                     if not lib.gw_has_news(self.port, ticket, until):
                         return None
                 written = lib.gw_stream_wait(self.port, ticket, until, deadline_ns, SLICE_NS)
@@ -197,7 +197,7 @@ class Link:
                 if written >= 0:
                     return self._entries(ticket, seen, written, entry_bytes)
                 if written == -errno.ETIMEDOUT:
-                    self.check(ticket, deadline_ns)
+                    self.check(ticket, deadline_ns, is_stream=True)
                 elif written == -errno.ESTALE:
                     raise RequestCancelled("the request was cancelled")
                 elif written != -errno.EINTR:
@@ -210,7 +210,7 @@ class Link:
         return ffi.cast("gw_stream *", ffi.from_buffer(self._responses[ticket & SLOT_MASK]))
 
     def _written(self, ticket: int) -> int:
-        """How many entries an answer that is over has."""
+        """How many entries an answer has by now."""
         log = self._log(ticket)
         return log.written if log.life == ticket >> SLOT_BITS else 0
 
@@ -228,7 +228,8 @@ class Link:
         if response < 0:
             raise RequestCancelled("the request was cancelled")
         if response >> KIND_SHIFT != _STREAM:
-            self._take(ticket, response)  # raises what it stands for
+            was_begun = self._log(ticket).life == ticket >> SLOT_BITS
+            self._take(ticket, response, seen if was_begun else None)  # raises what it stands for
             raise SegmentError(f"malformed answer of kind {response >> KIND_SHIFT} to a request that generates")
         log = self._log(ticket)
         ending, error_bytes = Ending(log.finish, log.counts[0], log.counts[1]), log.error_bytes
@@ -240,7 +241,7 @@ class Link:
             raise remedies.failure(_ERROR, error, self.segment)
         return ending
 
-    def _take(self, ticket: int, response: int) -> Any:
+    def _take(self, ticket: int, response: int, sent: int | None = None) -> Any:
         kind, total = response >> KIND_SHIFT, response & TOTAL_MASK
         if kind == _BYTES:
             value: Any = self._response_bytes[ticket & SLOT_MASK][:total]
@@ -257,7 +258,7 @@ class Link:
         if kind >= _ERROR:
             blob = bytes(area[:total])
             _release(self.port, ticket)
-            failure = remedies.failure(kind, blob, self.segment)
+            failure = remedies.failure(kind, blob, self.segment, sent)
             if isinstance(failure, InvalidRequest):
                 self._declared, self.fits = None, True  # we let it pass, so what we know is old
             raise failure
@@ -278,13 +279,16 @@ class Link:
             self._landings.keep(landing)
         return array
 
-    def check(self, ticket: int, deadline_ns: int) -> None:
-        """After a slice without an answer: is it too late, is the owner gone?"""
+    def check(self, ticket: int, deadline_ns: int, is_stream: bool = False) -> None:
+        """After a slice without an answer: is it too late, is the owner gone? is_stream: it comes piece by piece."""
         if deadline_ns and time.monotonic_ns() >= deadline_ns:
             running = lib.gw_phase(self.port, ticket) == lib.GW_RUNNING
+            sent = self._written(ticket) if is_stream else 0
             if self.withdraw(ticket):
                 lib.gw_count_client(self.port, lib.GW_EXPIRED)
                 stage = "running" if running else "queued"
+                if sent:
+                    raise DeadlineExceeded(f"the answer was not complete within the timeout; it was ended after {sent:,} tokens", stage)
                 raise DeadlineExceeded(f"no answer within the timeout; the request was {stage}" + ("" if running else " and will not run"), stage)
             return  # answered in this very moment
         state = self.segment.overview().state

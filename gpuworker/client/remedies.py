@@ -47,15 +47,20 @@ def failed(segment: Segment) -> WorkerDied:
     return WorkerDied(f"worker {segment.name!r} has failed and is not started again: {segment.note()}")
 
 
-def failure(kind: int, blob: bytes, segment: Segment) -> Exception:
-    """The error that a response of this kind stands for."""
+def failure(kind: int, blob: bytes, segment: Segment, sent: int | None = None) -> Exception:
+    """The error that a response of this kind stands for. sent: how many tokens had come, of an answer that comes piece by piece and was begun; else None."""
+    how_far = "" if sent is None else f"after {sent:,} tokens" if sent else "before its first token"
     if kind == lib.GW_KIND_ERROR:
         return decode_error(blob) if blob else RemoteError("Exception", "an error that did not fit max_response_bytes")
+    if kind == lib.GW_KIND_EXPIRED and how_far:
+        return DeadlineExceeded(f"the answer was not complete when its deadline passed; it was ended {how_far}", "running")
     if kind == lib.GW_KIND_EXPIRED:  # counted by the owner
         return DeadlineExceeded("the request could not be answered before its deadline; it did not run", "queued")
     if kind == lib.GW_KIND_LATE and len(blob) == LATE.size:
         estimated_ns, budget_ns, depth = LATE.unpack(blob)
         return BudgetExceeded(estimated_ns / 1e6, budget_ns / 1e6, depth, "queued")
+    if kind == lib.GW_KIND_DRAINING and how_far:
+        return WorkerDraining(f"the worker stopped before the answer was complete; it was ended {how_far}")
     if kind == lib.GW_KIND_DRAINING:
         return WorkerDraining("the worker stopped before it came to this request; it did not run")
     if kind == lib.GW_KIND_DIED:

@@ -18,26 +18,29 @@ from gpuworker.payload import tree
 
 MAX_MESSAGE_CHARS = 2000
 MAX_TRACEBACK_CHARS = 6000
+MAX_NAME_CHARS = 200
+LEAST_CHARS = 40
+SIZES = (
+    (MAX_TRACEBACK_CHARS, MAX_MESSAGE_CHARS),
+    (1000, MAX_MESSAGE_CHARS),
+    *((0, chars) for chars in (MAX_MESSAGE_CHARS, 800, 400, 200, 100, LEAST_CHARS)),
+)
+"""How much of the traceback and of each text is kept, the most first. A builtin error's message is there twice: as its words and as its argument."""
 _MAX_ARGS_BYTES = 8192
 _pack = msgpack.Encoder().encode
 _unpack = msgpack.Decoder(tuple[str, str, str, bytes | None]).decode
 
 
 def encode_error(exception: BaseException, limit_bytes: int = 1 << 20) -> bytes:
-    """At most some 40 KiB, or what fits `limit_bytes` if that is possible: the traceback goes first, then the arguments. Never raises."""
+    """At most some 40 KiB, or what fits `limit_bytes` if that is possible: the traceback goes first, then the ends of its texts; its class stays. Never raises."""
     kind = _qualified_name(type(exception))
-    name, message, trace, arguments = _text(kind[:200]), _message(exception), _traceback(exception), _arguments(exception, kind)
-    blob = b""
-    for parts in (
-        (name, message, trace, arguments),
-        (name, message, trace[-1000:], arguments),
-        (name, message, "", arguments),
-        (name, message[:100], "", None),
-    ):
-        blob = _pack(parts)
+    name, trace = _text(kind[:MAX_NAME_CHARS]), _traceback(exception)
+    for trace_chars, message_chars in SIZES:
+        left = trace[-trace_chars:] if trace_chars else ""
+        blob = _pack((name, _message(exception, message_chars), left, _arguments(exception, kind, message_chars)))
         if len(blob) <= limit_bytes:
-            break
-    return blob
+            return blob
+    return _pack((name[:LEAST_CHARS], _message(exception, LEAST_CHARS), "", None))
 
 
 def decode_error(blob: bytes | memoryview) -> Exception:
@@ -77,12 +80,12 @@ def _local_class(name: str) -> type[Exception] | None:
     return kind
 
 
-def _message(exception: BaseException) -> str:
+def _message(exception: BaseException, most: int) -> str:
     try:
         message = str(exception)
     except Exception as error:
         message = f"<{type(exception).__name__} whose str() raised {type(error).__name__}>"
-    return _text(_shortened(message))
+    return _text(_shortened(message, most))
 
 
 def _traceback(exception: BaseException) -> str:
@@ -95,25 +98,25 @@ def _traceback(exception: BaseException) -> str:
     return _text(text[-MAX_TRACEBACK_CHARS:])
 
 
-def _arguments(exception: BaseException, name: str) -> bytes | None:
-    """What to call the class with, as a document, or None when it is not a class of ours or the arguments are no plain data."""
+def _arguments(exception: BaseException, name: str, most: int) -> bytes | None:
+    """What to call the class with, as a document, or None when it is not a class of ours or the arguments are no plain data. most: characters of a text."""
     if _local_class(name) is not type(exception):
         return None
     try:
         args: Any = exception.__reduce__()[1]  # not .args: OSError keeps its file name elsewhere, our own classes their fields
-        if len(args) == 1 and type(args[0]) is str:
-            args = (_shortened(args[0]),)
+        if len(args) == 1 or most < MAX_MESSAGE_CHARS:
+            args = tuple(_shortened(arg, most) if type(arg) is str else arg for arg in args)
         document, arrays, _ = tree.dump(args)
     except (UnsupportedPayload, TypeError, IndexError):
         return None
     return None if arrays or len(document) > _MAX_ARGS_BYTES else document
 
 
-def _shortened(text: str) -> str:
-    if len(text) <= MAX_MESSAGE_CHARS:
+def _shortened(text: str, most: int = MAX_MESSAGE_CHARS) -> str:
+    if len(text) <= most:
         return text
     ending = f"... ({len(text):,} characters)"
-    return text[: MAX_MESSAGE_CHARS - len(ending)] + ending
+    return text[: most - len(ending)] + ending
 
 
 def _text(text: str) -> str:
