@@ -11,6 +11,7 @@ from cffi import FFI
 
 HERE = pathlib.Path(__file__).parent.name  # setuptools wants paths relative to setup.py
 FLAGS = ["-std=c11", "-O2", "-g", "-fvisibility=hidden", "-Wall", "-Wextra"]  # `make check` adds -Werror: a newer compiler should not stop a user
+FLAGS += ["-ffp-contract=fast"]  # a * b + c is one instruction in paged_decode.c; with -std=c11 gcc would not
 SANITIZE = os.environ.get("GPUWORKER_SANITIZE", "")
 SANITIZE_FLAGS = [f"-fsanitize={SANITIZE}", "-fno-omit-frame-pointer"] if SANITIZE else []
 FAILPOINTS = os.environ.get("GPUWORKER_FAILPOINTS", "") == "1"
@@ -194,6 +195,29 @@ void gw_read_scheduling(const gw_port *port, uint64_t *out);
 void gw_note_batch(gw_port *port, uint64_t predicted_ns, uint64_t tokens, uint64_t padded_tokens);
 uint64_t gw_retry_after_ns(const gw_port *port);
 int gw_watch_parent(int pidfd, uint64_t grace_ns);
+
+typedef void gw_parallel(void (*work)(void *), void *data, unsigned threads, unsigned flags);
+typedef struct {
+    void *blocks;
+    int64_t block_count, block_tokens, key_heads, key_width, value_width;
+    uint32_t element_bytes;
+    const void *key, *value;
+    int64_t key_token, key_head, value_token, value_head;
+    const int64_t *slots;
+    int64_t tokens;
+    const void *query;
+    void *output;
+    int64_t rows, heads, query_row, query_head;
+    const int64_t *table;
+    const int64_t *lengths;
+    int64_t table_width, window;
+    float scale;
+    uint32_t threads, most_lanes;
+    gw_parallel *parallel;
+} gw_decode;
+int gw_paged_write(const gw_decode *what);
+int gw_paged_decode(const gw_decode *what);
+int gw_decode_lanes(int64_t key_width, int64_t value_width, uint32_t element_bytes, uint32_t at_most);
 """
 
 FAILPOINTS_CDEF = """
@@ -204,16 +228,16 @@ const char *gw_failpoint_name(uint32_t i);
 
 SOURCES = [
     "segment.c", "port.c", "ring.c", "queue.c", "owner.c", "batch.c", "rows.c", "stream.c", "recovery.c", "semaphore.c", "wake.c", "chime.c", "forecast.c",
-    "stats.c", "watch.c",
+    "stats.c", "watch.c", "paged_decode.c",
 ]  # fmt: skip
 
 ffi = FFI()
 ffi.cdef(CDEF + FAILPOINTS_CDEF * FAILPOINTS)
 ffi.set_source(
     "gpuworker._native",
-    '#include "ring.h"\n#include "rows.h"\n#include "failpoints.h"\n',
+    '#include "ring.h"\n#include "rows.h"\n#include "paged_decode.h"\n#include "failpoints.h"\n',
     sources=[f"{HERE}/{name}" for name in SOURCES + ["failpoints.c"] * FAILPOINTS],
-    depends=[f"{HERE}/{name}" for name in ("layout.h", "ring.h", "rows.h", "failpoints.h")],
+    depends=[f"{HERE}/{name}" for name in ("layout.h", "ring.h", "rows.h", "paged_decode.h", "paged_decode_lanes.h", "failpoints.h")],
     include_dirs=[HERE],
     extra_compile_args=FLAGS + SANITIZE_FLAGS + ["-DGW_FAILPOINTS"] * FAILPOINTS,
     extra_link_args=["-pthread", *SANITIZE_FLAGS],

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from gpuworker.execution.failures import Failure, kind_of
-from gpuworker.generation import attention, graphs
+from gpuworker.generation import decode_kernels, graphs
 from gpuworker.generation.blocks import BlockPool
 from gpuworker.generation.graphs import DecodeGraphs, row_buckets, width_buckets
 from gpuworker.generation.handler import GenerationHandler
@@ -37,6 +37,12 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def without_kernel(monkeypatch):
+    """The native kernel does what it is told at once, and the simulated device knows nothing of it."""
+    monkeypatch.setattr(decode_kernels, "decode_kernel", lambda layer: None)
 
 
 @pytest.fixture(params=[None, 1])
@@ -196,7 +202,7 @@ def paged_kernel(query, blocks, key_width, table, lengths, scale=None, window=No
 
 @pytest.fixture
 def with_kernel(monkeypatch):
-    monkeypatch.setattr(attention, "decode_kernel", lambda device: paged_kernel)
+    monkeypatch.setattr(decode_kernels, "decode_kernel", lambda layer: paged_kernel)
 
 
 def test_buckets():
@@ -271,7 +277,7 @@ def test_graphs_make_room_for_others(make):
 def test_padding_and_captures_write_to_nobodys_blocks(make, seed, has_kernel, monkeypatch):
     """vllm 43810, xllm PR 1939, sglang PR 24743, flashinfer 2883."""
     if has_kernel:
-        monkeypatch.setattr(attention, "decode_kernel", lambda device: paged_kernel)
+        monkeypatch.setattr(decode_kernels, "decode_kernel", lambda layer: paged_kernel)
     simulated = make(seed=seed)
     before = simulated.noise()
     simulated.capture()

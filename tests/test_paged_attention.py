@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gpuworker.generation import packing
+from gpuworker.generation import decode_kernels, packing
 from gpuworker.generation.attention import UnsupportedModel, paged_attention
 from gpuworker.generation.cache import KVCache
 from gpuworker.generation.model import PagedModel
@@ -25,6 +25,18 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def copied(monkeypatch):
+    """As where there is no kernel: blocks are copied together."""
+    monkeypatch.setattr(decode_kernels, "decode_kernel", lambda layer: None)
+
+
+@pytest.fixture(params=["kernel", "copied"])
+def either(request):
+    if request.param == "copied":
+        request.getfixturevalue("copied")
 
 
 def chunk_of(start, count, blocks, is_last=True):
@@ -104,7 +116,7 @@ SPANS = [
 
 @pytest.mark.parametrize("window", [None, 1, 16, 24, 600])
 @pytest.mark.parametrize("spans", SPANS, ids=str)
-def test_as_each_by_itself(spans, window):
+def test_as_each_by_itself(spans, window, either):
     """Windows that hide whole tiles of 512 keys among them, for which a softmax must not divide nothing by nothing."""
     cache = filled()
     chunks, _ = scattered(spans)
@@ -116,7 +128,7 @@ def test_as_each_by_itself(spans, window):
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)])
 @pytest.mark.parametrize("value_width", [16, 24])
-def test_dtypes_and_values_of_another_width(dtype, tolerance, value_width):
+def test_dtypes_and_values_of_another_width(dtype, tolerance, value_width, either):
     cache = filled(value_width=value_width, dtype=dtype)
     chunks, _ = scattered([(30, 1), (100, 1), (0, 20), (64, 9)])
     packed = pack(chunks, cache)
@@ -126,7 +138,7 @@ def test_dtypes_and_values_of_another_width(dtype, tolerance, value_width):
     assert_right(found, packed, cache, chunks, query, tolerance=tolerance)
 
 
-def test_it_writes_to_its_own_slots_only():
+def test_it_writes_to_its_own_slots_only(copied):
     cache = filled()
     chunks, _ = scattered([(15, 1), (16, 1), (47, 1), (0, 20), (64, 16)])
     packed = pack(chunks, cache)
@@ -144,12 +156,32 @@ def test_it_writes_to_its_own_slots_only():
     assert not layer.blocks.flatten(0, 1)[sorted(set(changed) - own)].any()
 
 
-def test_rows_are_grouped_by_length_and_logits_are_not():
+def test_it_writes_to_its_own_slots_only_where_blocks_are_read_in_place():
+    cache = filled()
+    chunks, _ = scattered([(15, 1), (16, 1), (47, 1), (0, 20), (64, 16)])
+    packed = pack(chunks, cache)
+    query, key, value = random_qkv(packed.ids.numel())
+    layer = cache.layers[0]
+    before = layer.blocks.clone()
+    paged_attention(MODULE, query, key, value, None, step=packed.step)
+    written = layer.blocks.flatten(0, 1)[packed.step.slots]
+    assert torch.equal(written, torch.cat((key[0], value[0]), -1).transpose(0, 1))
+    before.flatten(0, 1)[packed.step.slots] = written
+    assert torch.equal(layer.blocks, before)
+
+
+def test_rows_are_grouped_by_length_and_logits_are_not(copied):
     chunks, _ = scattered([(10, 1), (500, 1), (12, 1), (490, 1), (140, 1), (3, 9)])
     packed = pack(chunks, filled())
     assert [group.table.shape for group in packed.step.groups] == [(2, 32), (1, 9), (2, 1)]
     assert packed.positions.tolist() == [500, 490, 140, 12, 10, *range(3, 12)]
     assert packed.positions[packed.keep].tolist() == [10, 500, 12, 490, 140, 11]
+
+
+def test_rows_are_one_group_where_blocks_are_read_in_place():
+    chunks, _ = scattered([(10, 1), (500, 1), (140, 1)])
+    packed = pack(chunks, filled())
+    assert [group.table.shape for group in packed.step.groups] == [(3, 32)]
 
 
 def test_only_the_last_chunks_of_sequences_have_logits():
@@ -161,7 +193,7 @@ def test_only_the_last_chunks_of_sequences_have_logits():
     assert pack(chunks[:1], filled()).keep == 0
 
 
-def test_a_row_reads_no_memory_of_others():
+def test_a_row_reads_no_memory_of_others(copied):
     """The table of a short row is filled up with its own first block, and what a block's last owner has left is cleared when the block is begun."""
     cache = filled()
     chunks, _ = scattered([(16, 1), (100, 1)])
@@ -194,7 +226,7 @@ def batch_of(chunks, rows, width):
 
 @pytest.mark.parametrize("name", ["llama", "mistral-window", "cohere2"])
 @pytest.mark.parametrize(("rows", "width"), [(4, 8), (8, 32)])
-def test_a_padded_batch_is_its_rows(name, rows, width):
+def test_a_padded_batch_is_its_rows(name, rows, width, copied):
     """What CUDA graphs replay: padding changes no logits, and nothing in blocks other than its own (vllm 43810, flashinfer 2883)."""
     paged = PagedModel(decoder(name), blocks=60)
     chunks, _ = scattered([(20, 1), (32, 1), (100, 1)], blocks=60)

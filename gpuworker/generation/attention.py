@@ -1,21 +1,20 @@
 """Attention over the paged cache, as transformers' models call it: one function, registered once under a name, for every family of decoders.
 
 All tokens of a step, of all sequences, are packed on one axis, so that everything but attention sees one batch. Attention gets them with the step (see step.py),
-which says whose they are. Decode rows: whole blocks are copied side by side (16 tokens at a time; fetching single tokens took seven times as long), and
-torch's attention masks what is too much; on CUDA a kernel reads the blocks where they are. Chunks of prompts: one after the other.
+which says whose they are. Decode rows: a kernel reads the blocks where they are (native_decode.py, and paged_kernel.py on CUDA). For what it cannot do, float16 on a
+CPU say, whole blocks are copied side by side (16 tokens at a time; fetching single tokens took seven times as long), and torch's attention masks what is too much.
+Chunks of prompts: one after the other.
 """
 
 from __future__ import annotations
 
-import functools
-import importlib.util
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from gpuworker.generation import decode_kernels, native_decode
 from gpuworker.generation.cache import LayerCache
 from gpuworker.generation.step import DecodeGroup, Prefill, Step
 
@@ -69,10 +68,13 @@ def paged_attention(
     window = sliding_window or None
     step.windows[index] = window
     layer = step.cache.layer(index, key, value)
-    if step.fresh is not None:
-        # What a block's last owner has left may be infinite or no number, and 0 times that, where a mask hides it, is no number.
-        layer.blocks.index_fill_(0, step.fresh, 0)
-    layer.write(step.slots, key, value)
+    if decode_kernels.decode_kernel(layer) is native_decode.paged_decode:  # nobody reads behind an end
+        native_decode.paged_write(layer.blocks, step.slots, key[0], value[0])
+    else:
+        if step.fresh is not None:
+            # What a block's last owner has left may be infinite or no number, and 0 times that, where a mask hides it, is no number.
+            layer.blocks.index_fill_(0, step.fresh, 0)
+        layer.write(step.slots, key, value)
     parts = [_decode(group, layer, query, window, scaling) for group in step.groups]
     parts += [_prefill(prefill, layer, query, key, value, window, scaling) for prefill in step.prefills]
     return (parts[0] if len(parts) == 1 else torch.cat(parts))[None], None
@@ -82,9 +84,9 @@ def _decode(group: DecodeGroup, layer: LayerCache, query: torch.Tensor, window: 
     """-> [rows, heads, value width]. Queries that share a head of keys are that head's rows, so that each key is read once."""
     rows, heads = group.end - group.first, layer.blocks.shape[2]
     queries = query[0, :, group.first : group.end].transpose(0, 1)
-    kernel = decode_kernel(query.device.type)
+    kernel = decode_kernels.decode_kernel(layer)
     if kernel is not None:
-        return kernel(queries.contiguous(), layer.blocks, layer.key_width, group.table, group.lengths, scaling, window)
+        return kernel(queries, layer.blocks, layer.key_width, group.table, group.lengths, scaling, window)
     blocks, mask = group.visible(window, query.dtype)
     keys, values = layer.read(blocks, rows)
     found = F.scaled_dot_product_attention(queries.reshape(rows, heads, -1, query.shape[-1]), keys, values, attn_mask=mask, scale=scaling)
@@ -107,16 +109,6 @@ def _prefill(
     keys, values = (part[0, :, None].expand(-1, queries.shape[1], -1, -1) for part in (keys, values))
     found = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, is_causal=is_causal, scale=scaling)
     return found.flatten(0, 1).transpose(0, 1)
-
-
-@functools.cache
-def decode_kernel(device_type: str) -> Callable[..., torch.Tensor] | None:
-    """What computes decode rows straight from their blocks, if there is anything for this kind of device (see paged_kernel.py)."""
-    if device_type != "cuda" or importlib.util.find_spec("triton") is None:
-        return None
-    from gpuworker.generation.paged_kernel import paged_decode
-
-    return paged_decode
 
 
 ALL_ATTENTION_FUNCTIONS.register(NAME, paged_attention)

@@ -22,7 +22,7 @@ from gpuworker.execution.graph_capture import Captured, Capturer, agree
 from gpuworker.execution.graphed_program import free_after
 from gpuworker.execution.graphs import GraphCache
 from gpuworker.execution.grid import Shape
-from gpuworker.generation import attention
+from gpuworker.generation import decode_kernels
 from gpuworker.generation.model import PagedModel
 from gpuworker.generation.sequence import Chunk
 from gpuworker.generation.step import DecodeBatch
@@ -66,7 +66,7 @@ class DecodeGraphs:
         if self._device.type == "cuda":
             api.set_device(self._device)
         widest = -(-max_tokens // self._block_tokens)
-        self._reads_lengths = attention.decode_kernel(self._device.type) is not None
+        self._reads_lengths = decode_kernels.reads_in_place(model.cache)
         self._rows = row_buckets(max_rows)
         self._widths = [widest] if self._reads_lengths else width_buckets(widest)
         self._numbers = torch.zeros(NUMBERS * max_rows, dtype=torch.int64, device=self._device)

@@ -8,12 +8,14 @@ from typing import NamedTuple
 
 import torch
 
+from gpuworker.generation import decode_kernels
 from gpuworker.generation.cache import KVCache
 from gpuworker.generation.sequence import Chunk
 from gpuworker.generation.step import DecodeGroup, Prefill, Step
 
 WASTED_BLOCKS = 6
-"""Decode rows are computed together until so many of the blocks that are fetched for them are padding: about what one more call in each layer costs on a CPU."""
+"""Where blocks have to be copied together on a CPU, decode rows are computed together until so many of those that are fetched are padding: about what one more call in
+each layer costs."""
 
 
 class Packed(NamedTuple):
@@ -40,7 +42,8 @@ def pack(chunks: Rows[Chunk], cache: KVCache) -> Packed:
         slots.append(blocks[block] * size + offset)
         if not offset:
             fresh.append(blocks[block])
-    groups = _group([chunk.start // size + 1 for chunk in decodes], WASTED_BLOCKS if device.type == "cpu" else None)
+    has_to_copy = device.type == "cpu" and not decode_kernels.reads_in_place(cache)
+    groups = _group([chunk.start // size + 1 for chunk in decodes], WASTED_BLOCKS if has_to_copy else None)
     for first, end in groups:
         width = decodes[first].start // size + 1
         for chunk in decodes[first:end]:

@@ -5,7 +5,7 @@ import logging
 import pytest
 import torch
 
-from gpuworker.generation import attention
+from gpuworker.generation import decode_kernels
 from gpuworker.generation.graphs import DecodeGraphs, row_buckets
 from gpuworker.generation.handler import GenerationHandler
 from gpuworker.generation.model import PagedModel
@@ -23,9 +23,9 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 @pytest.fixture(params=[True, False], ids=["kernel", "gather"])
 def has_kernel(request, monkeypatch):
     if not request.param:
-        monkeypatch.setattr(attention, "decode_kernel", lambda device: None)
-    elif attention.decode_kernel("cuda") is None:
-        pytest.skip("no triton")
+        monkeypatch.setattr(decode_kernels, "decode_kernel", lambda layer: None)
+    else:
+        pytest.importorskip("triton")
     return request.param
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gpuworker.generation import attention
+from gpuworker.generation import decode_kernels
 from gpuworker.generation.model import PagedModel
 from tests.paged_kernel_cases import CASES, compare
 from tests.test_generation_families import generate, make_scheduler
@@ -23,7 +23,7 @@ def test_as_each_row_by_itself(case, dtype, tolerance):
 @pytest.mark.parametrize("name", ["llama", "mistral-window", "cohere2", "gpt2", "deepseek_v3"])
 def test_families_as_on_the_cpu(name, has_kernel, monkeypatch):
     if not has_kernel:
-        monkeypatch.setattr(attention, "decode_kernel", lambda device: None)
+        monkeypatch.setattr(decode_kernels, "decode_kernel", lambda layer: None)
     paged = PagedModel(decoder(name), blocks=13, device="cuda")
     assert generate(paged, make_scheduler(13), requests()) == answers(name)
 
@@ -31,7 +31,7 @@ def test_families_as_on_the_cpu(name, has_kernel, monkeypatch):
 @pytest.mark.parametrize("has_kernel", [True, False])
 def test_a_decode_step_waits_for_nothing(has_kernel, monkeypatch):
     if not has_kernel:
-        monkeypatch.setattr(attention, "decode_kernel", lambda device: None)
+        monkeypatch.setattr(decode_kernels, "decode_kernel", lambda layer: None)
     paged = PagedModel(decoder("llama"), blocks=60, device="cuda")
     chunks, _ = scattered([(20, 1), (32, 1), (100, 1)], blocks=60)
     batch = batch_of(chunks, 4, 8)
