@@ -12,6 +12,7 @@
 #include <string.h>
 
 #define GROUP 4                  /* queries that are computed together: their sums fit into registers */
+#define SCRATCH 4096             /* floats of all queries, and as many of all sums, of what one thread is at: they stay in the nearest caches */
 #define ALONE_BYTES (192 << 10)  /* of keys and values: what is read in less time than other threads take to begin */
 
 #ifdef __has_builtin
@@ -41,12 +42,13 @@
 #include "paged_decode_lanes.h"
 #endif
 
-typedef void heads_fn(const gw_decode *, int64_t row, int64_t first_head, int count);
+typedef void heads_fn(const gw_decode *, int64_t row, int64_t first, int64_t count);
 
 typedef struct {
     const gw_decode *what;
     heads_fn *heads;
-    _Atomic int64_t next; /* row * key_heads + head of keys */
+    int64_t share, shares; /* queries' heads of a piece of work, and pieces of a row */
+    _Atomic int64_t next;  /* row * shares + which of them */
 } gw_job;
 
 /* How many floats this processor computes at once for such widths, at most 4, 8 or 16 as at_most says; 0: it cannot do such widths. */
@@ -64,12 +66,11 @@ int gw_decode_lanes(int64_t key_width, int64_t value_width, uint32_t element_byt
 static void work(void *data) {
     gw_job *job = data;
     const gw_decode *d = job->what;
-    const int64_t group = d->heads / d->key_heads;
     for (;;) {
         const int64_t piece = atomic_fetch_add_explicit(&job->next, 1, memory_order_relaxed);
-        if (piece >= d->rows * d->key_heads) return;
-        for (int64_t g = 0; g < group; g += GROUP)
-            job->heads(d, piece / d->key_heads, piece % d->key_heads * group + g, (int)(group - g < GROUP ? group - g : GROUP));
+        if (piece >= d->rows * job->shares) return;
+        const int64_t first = piece % job->shares * job->share, left = d->heads - first;
+        job->heads(d, piece / job->shares, first, left < job->share ? left : job->share);
     }
 }
 
@@ -91,9 +92,14 @@ int gw_paged_decode(const gw_decode *d) {
     if (lanes == 16) job.heads = heads_16;
 #endif
     atomic_init(&job.next, 0);
-    const int64_t pieces = d->rows * d->key_heads;
-    const unsigned threads = pieces < d->threads ? (unsigned)pieces : d->threads;
-    if (d->parallel && threads > 1 && seen * d->key_heads * (d->key_width + d->value_width) * d->element_bytes > ALONE_BYTES)
+    const int64_t widest = d->key_width > d->value_width ? d->key_width : d->value_width, group = d->heads / d->key_heads;
+    const int is_much = seen * d->key_heads * (d->key_width + d->value_width) * d->element_bytes > ALONE_BYTES;
+    const uint32_t threads = d->parallel && is_much ? d->threads : 1;
+    job.share = SCRATCH / widest; /* of a row; with few rows for many threads, of one head of keys */
+    if (threads > 1 && d->rows < 4 * (int64_t)threads) job.share = job.share < group ? job.share : group;
+    if (job.share > group) job.share -= job.share % group;
+    job.shares = (d->heads + job.share - 1) / job.share;
+    if (threads > 1)
         d->parallel(work, &job, threads, 0);
     else
         work(&job);

@@ -61,98 +61,112 @@ typedef uint32_t OF(u) __attribute__((vector_size(4 * LANES)));
         (V)((I)(p_ * power_) & ~small_);                                                                                                                 \
     })
 
-/* `count` heads of queries from `first_head` on, which share a head of keys. bytes and count are constants where this is called. */
-static inline __attribute__((always_inline)) TARGET void OF(attend_)(const gw_decode *d, int64_t row, int64_t first_head, const uint32_t bytes, const int count) {
-    const int64_t kw = d->key_width, vw = d->value_width, bt = d->block_tokens, head = first_head / (d->heads / d->key_heads);
-    const int64_t token = d->key_heads * (kw + vw) * bytes, end = d->lengths[row]; /* token: bytes from one to the next */
-    const int64_t *table = d->table + row * d->table_width;
-    const char *heads = (const char *)d->blocks + head * (kw + vw) * bytes;
-    float query[GROUP][GW_DECODE_MAX_WIDTH], sums[GROUP][GW_DECODE_MAX_WIDTH];
-    float weights[GROUP][LANES], best[GROUP];
-    V total[GROUP];
+/* One run of tokens, at most LANES, for `count` queries that share a head of keys. query, sums, best and total: of the first of them. tokens: the run's first
+ * key; next: the next run's, of `following` tokens. bytes and count are constants where this is called. */
+static inline __attribute__((always_inline)) TARGET void OF(run_)(const gw_decode *d, const float *restrict query, float *restrict sums, float *restrict best,
+                                                                  float *restrict total, const char *tokens, int64_t run, const char *next,
+                                                                  int64_t following, const uint32_t bytes, const int count) {
+    const int64_t kw = d->key_width, vw = d->value_width, token = d->key_heads * (kw + vw) * bytes; /* token: bytes from one to the next */
+    V part[GROUP][LANES];                                                                           /* a token's products, which are still to be added up */
+    float weights[GROUP][LANES];
+    for (int64_t t = 0; t < run; t++) {
+        V sum[GROUP];
+        UNROLL for (int g = 0; g < count; g++) sum[g] = (V){0};
+        if (t < following)
+            for (int64_t i = 0; i < (kw + vw) * bytes; i += 64) __builtin_prefetch(next + t * token + i);
+        for (int64_t i = 0; i < kw; i += 2 * LANES) {
+            V a, b;
+            LOAD(a, b, tokens + t * token + i * bytes);
+            UNROLL for (int g = 0; g < count; g++) sum[g] += AT(query + g * kw + i) * a, sum[g] += AT(query + g * kw + i + LANES) * b;
+        }
+        UNROLL for (int g = 0; g < count; g++) part[g][t] = sum[g];
+    }
+    for (int64_t t = run; t < LANES; t++)
+        UNROLL for (int g = 0; g < count; g++) part[g][t] = (V){0};
+    const I is_there = (I){EACH(ITSELF, 0)} < (I){0} + (int32_t)run;
     UNROLL for (int g = 0; g < count; g++) {
-        const char *own = (const char *)d->query + (row * d->query_row + (first_head + g) * d->query_head) * bytes;
+        /* Lane t of the sum of all is what lanes of part t add up to: half of the vectors, each of two, remain each time. */
+        V *p = part[g];
+#if LANES >= 16
+        UNROLL for (int t = 0; t < 8; t++) p[t] = SHUFFLE(I, p[t], p[t + 8], EACH(LOW, 8)) + SHUFFLE(I, p[t], p[t + 8], EACH(HIGH, 8));
+#endif
+#if LANES >= 8
+        UNROLL for (int t = 0; t < 4; t++) p[t] = SHUFFLE(I, p[t], p[t + 4], EACH(LOW, 4)) + SHUFFLE(I, p[t], p[t + 4], EACH(HIGH, 4));
+#endif
+        UNROLL for (int t = 0; t < 2; t++) p[t] = SHUFFLE(I, p[t], p[t + 2], EACH(LOW, 2)) + SHUFFLE(I, p[t], p[t + 2], EACH(HIGH, 2));
+        const V scores = CHOOSE(is_there, SHUFFLE(I, p[0], p[1], EACH(LOW, 1)) + SHUFFLE(I, p[0], p[1], EACH(HIGH, 1)), SPREAD(-INFINITY));
+        V most = scores;
+#if LANES >= 16
+        most = LARGER(most, SHUFFLE(I, most, most, EACH(OTHER, 8)));
+#endif
+#if LANES >= 8
+        most = LARGER(most, SHUFFLE(I, most, most, EACH(OTHER, 4)));
+#endif
+        most = LARGER(most, SHUFFLE(I, most, most, EACH(OTHER, 2)));
+        most = LARGER(most, SHUFFLE(I, most, most, EACH(OTHER, 1)));
+        if (most[0] > best[g]) {
+            const V shrink = EXP(SPREAD(best[g]) - most[0]);
+            for (int64_t i = 0; i < vw; i += LANES) PUT(sums + g * vw + i, AT(sums + g * vw + i) * shrink);
+            PUT(total + g * LANES, AT(total + g * LANES) * shrink);
+            best[g] = most[0];
+        }
+        const V weight = EXP(scores - best[g]); /* a score that is NaN makes it, and so the result, NaN, whatever `best` is */
+        PUT(total + g * LANES, AT(total + g * LANES) + weight);
+        PUT(weights[g], weight);
+    }
+    for (int64_t i = 0; i < vw; i += 2 * LANES) {
+        V even[GROUP], odd[GROUP];
+        UNROLL for (int g = 0; g < count; g++) even[g] = AT(sums + g * vw + i), odd[g] = AT(sums + g * vw + i + LANES);
+        for (int64_t t = 0; t < run; t++) {
+            V a, b;
+            LOAD(a, b, tokens + t * token + (kw + i) * bytes);
+            UNROLL for (int g = 0; g < count; g++) even[g] += weights[g][t] * a, odd[g] += weights[g][t] * b;
+        }
+        UNROLL for (int g = 0; g < count; g++) PUT(sums + g * vw + i, even[g]), PUT(sums + g * vw + i + LANES, odd[g]);
+    }
+}
+
+/* One row, `count` heads of queries from `first` on. Block by block, and in each head by head: memory is read in its order. */
+#define RUN(n) case n: OF(run_)(d, query + h * kw, sums + h * vw, best + h, total + h * LANES, tokens + head * (kw + vw) * bytes, run, next + head * (kw + vw) * bytes, following, bytes, n); break
+static inline __attribute__((always_inline)) TARGET void OF(row_)(const gw_decode *d, int64_t row, int64_t first, int64_t count, const uint32_t bytes) {
+    const int64_t kw = d->key_width, vw = d->value_width, bt = d->block_tokens, group = d->heads / d->key_heads;
+    const int64_t token = d->key_heads * (kw + vw) * bytes, end = d->lengths[row], *table = d->table + row * d->table_width;
+    const char *blocks = d->blocks;
+    float query[SCRATCH], sums[SCRATCH], best[SCRATCH / (2 * LANES)], total[SCRATCH / 2]; /* no width is below 2 * LANES */
+    for (int64_t h = 0; h < count; h++) {
+        const char *own = (const char *)d->query + (row * d->query_row + (first + h) * d->query_head) * bytes;
         for (int64_t i = 0; i < kw; i += 2 * LANES) {
             V a, b;
             LOAD(a, b, own + i * bytes);
-            PUT(query[g] + i, a * d->scale), PUT(query[g] + i + LANES, b * d->scale);
+            PUT(query + h * kw + i, a * d->scale), PUT(query + h * kw + i + LANES, b * d->scale);
         }
-        memset(sums[g], 0, (size_t)vw * sizeof(float));
-        best[g] = -INFINITY, total[g] = (V){0};
+        best[h] = -INFINITY;
     }
-    int64_t run, at = d->window > 0 && end > d->window ? end - d->window : 0;
-    const char *tokens = heads + (table[at / bt] * bt + at % bt) * token, *next;
+    memset(sums, 0, (size_t)(count * vw) * sizeof(float));
+    memset(total, 0, (size_t)(count * LANES) * sizeof(float));
+    int64_t run, following, at = d->window > 0 && end > d->window ? end - d->window : 0;
+    const char *tokens = blocks + (table[at / bt] * bt + at % bt) * token, *next;
     for (; at < end; at += run, tokens = next) {
         const int64_t offset = at % bt;
         run = LANES - offset % LANES;
         run = run < bt - offset ? run : bt - offset;
         run = run < end - at ? run : end - at;
         next = tokens + run * token;
-        if (at + run < end) {
-            if (offset + run == bt) next = heads + table[(at + run) / bt] * bt * token;
-            for (int64_t t = 0; t < LANES && t < end - at - run; t++)
-                for (int64_t i = 0; i < (kw + vw) * bytes; i += 64) __builtin_prefetch(next + t * token + i);
-        }
-        V part[GROUP][LANES]; /* a token's products, which are still to be added up */
-        for (int64_t t = 0; t < run; t++) {
-            V sum[GROUP];
-            UNROLL for (int g = 0; g < count; g++) sum[g] = (V){0};
-            for (int64_t i = 0; i < kw; i += 2 * LANES) {
-                V a, b;
-                LOAD(a, b, tokens + t * token + i * bytes);
-                UNROLL for (int g = 0; g < count; g++) sum[g] += AT(query[g] + i) * a, sum[g] += AT(query[g] + i + LANES) * b;
-            }
-            UNROLL for (int g = 0; g < count; g++) part[g][t] = sum[g];
-        }
-        for (int64_t t = run; t < LANES; t++)
-            UNROLL for (int g = 0; g < count; g++) part[g][t] = (V){0};
-        const I is_there = (I){EACH(ITSELF, 0)} < (I){0} + (int32_t)run;
-        UNROLL for (int g = 0; g < count; g++) {
-            /* Lane t of the sum of all is what lanes of part t add up to: half of the vectors, each of two, remain each time. */
-            V *p = part[g];
-#if LANES >= 16
-            UNROLL for (int t = 0; t < 8; t++) p[t] = SHUFFLE(I, p[t], p[t + 8], EACH(LOW, 8)) + SHUFFLE(I, p[t], p[t + 8], EACH(HIGH, 8));
-#endif
-#if LANES >= 8
-            UNROLL for (int t = 0; t < 4; t++) p[t] = SHUFFLE(I, p[t], p[t + 4], EACH(LOW, 4)) + SHUFFLE(I, p[t], p[t + 4], EACH(HIGH, 4));
-#endif
-            UNROLL for (int t = 0; t < 2; t++) p[t] = SHUFFLE(I, p[t], p[t + 2], EACH(LOW, 2)) + SHUFFLE(I, p[t], p[t + 2], EACH(HIGH, 2));
-            const V scores = CHOOSE(is_there, SHUFFLE(I, p[0], p[1], EACH(LOW, 1)) + SHUFFLE(I, p[0], p[1], EACH(HIGH, 1)), SPREAD(-INFINITY));
-            V most = scores;
-#if LANES >= 16
-            most = LARGER(most, SHUFFLE(I, most, most, EACH(OTHER, 8)));
-#endif
-#if LANES >= 8
-            most = LARGER(most, SHUFFLE(I, most, most, EACH(OTHER, 4)));
-#endif
-            most = LARGER(most, SHUFFLE(I, most, most, EACH(OTHER, 2)));
-            most = LARGER(most, SHUFFLE(I, most, most, EACH(OTHER, 1)));
-            if (most[0] > best[g]) {
-                const V shrink = EXP(SPREAD(best[g]) - most[0]);
-                for (int64_t i = 0; i < vw; i += LANES) PUT(sums[g] + i, AT(sums[g] + i) * shrink);
-                total[g] *= shrink, best[g] = most[0];
-            }
-            const V weight = EXP(scores - best[g]); /* a score that is NaN makes it, and so the result, NaN, whatever `best` is */
-            total[g] += weight;
-            PUT(weights[g], weight);
-        }
-        for (int64_t i = 0; i < vw; i += 2 * LANES) {
-            V even[GROUP], odd[GROUP];
-            UNROLL for (int g = 0; g < count; g++) even[g] = AT(sums[g] + i), odd[g] = AT(sums[g] + i + LANES);
-            for (int64_t t = 0; t < run; t++) {
-                V a, b;
-                LOAD(a, b, tokens + t * token + (kw + i) * bytes);
-                UNROLL for (int g = 0; g < count; g++) even[g] += weights[g][t] * a, odd[g] += weights[g][t] * b;
-            }
-            UNROLL for (int g = 0; g < count; g++) PUT(sums[g] + i, even[g]), PUT(sums[g] + i + LANES, odd[g]);
+        following = end - at - run < LANES ? end - at - run : LANES;
+        if (following && offset + run == bt) next = blocks + table[(at + run) / bt] * bt * token;
+        for (int64_t h = 0, n; h < count; h += n) {
+            const int64_t head = (first + h) / group, left = (head + 1) * group - first - h;
+            n = left < count - h ? left : count - h;
+            n = n < GROUP ? n : GROUP;
+            switch (n) { RUN(1); RUN(2); RUN(3); RUN(4); }
         }
     }
-    UNROLL for (int g = 0; g < count; g++) {
-        char *out = (char *)d->output + (row * d->heads + first_head + g) * vw * bytes;
+    for (int64_t h = 0; h < count; h++) {
+        char *out = (char *)d->output + (row * d->heads + first + h) * vw * bytes;
         float all = 0;
-        for (int lane = 0; lane < LANES; lane++) all += total[g][lane];
+        for (int lane = 0; lane < LANES; lane++) all += total[h * LANES + lane];
         for (int64_t i = 0; i < vw; i += 2 * LANES) {
-            const V a = AT(sums[g] + i) / all, b = AT(sums[g] + i + LANES) / all;
+            const V a = AT(sums + h * vw + i) / all, b = AT(sums + h * vw + i + LANES) / all;
             if (bytes == GW_DECODE_BF16) {
                 const U pairs = (ROUND(a) >> 16) | (ROUND(b) & 0xffff0000u);
                 memcpy(out + i * bytes, &pairs, sizeof pairs);
@@ -162,17 +176,15 @@ static inline __attribute__((always_inline)) TARGET void OF(attend_)(const gw_de
         }
     }
 }
+#undef RUN
 
-#define CASE(bytes, count) case count: OF(attend_)(d, row, first_head, bytes, count); break
-static TARGET void OF(heads_)(const gw_decode *d, int64_t row, int64_t first_head, int count) {
-    if (d->element_bytes == GW_DECODE_BF16) {
-        switch (count) { CASE(GW_DECODE_BF16, 1); CASE(GW_DECODE_BF16, 2); CASE(GW_DECODE_BF16, 3); CASE(GW_DECODE_BF16, 4); }
-    } else {
-        switch (count) { CASE(GW_DECODE_FP32, 1); CASE(GW_DECODE_FP32, 2); CASE(GW_DECODE_FP32, 3); CASE(GW_DECODE_FP32, 4); }
-    }
+static TARGET void OF(heads_)(const gw_decode *d, int64_t row, int64_t first, int64_t count) {
+    if (d->element_bytes == GW_DECODE_BF16)
+        OF(row_)(d, row, first, count, GW_DECODE_BF16);
+    else
+        OF(row_)(d, row, first, count, GW_DECODE_FP32);
 }
 
-#undef CASE
 #undef EXP
 #undef ROUND
 #undef LOAD

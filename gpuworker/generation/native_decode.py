@@ -13,7 +13,6 @@ import torch
 
 from gpuworker._native import ffi, lib
 
-
 MOST_LANES = 16
 """What a kernel computes at once, in floats: 16 (AVX-512), 8 (AVX2) or 4 (any processor), or less where the processor has no more or the widths do not divide."""
 
