@@ -63,6 +63,15 @@ def test_random_shapes_against_blocks_copied_together(seed, dtype, tolerance, la
     torch.testing.assert_close(found.float(), gathered(query, layer, table, lengths, window), rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize(("key_heads", "group", "width"), [(300, 3, 8), (2, 700, 8), (40, 5, 64), (1, 71, 64), (3, 2, 512)])
+@pytest.mark.parametrize(("dtype", "tolerance"), DTYPES)
+def test_more_heads_than_are_computed_at_once(key_heads, group, width, dtype, tolerance):
+    blocks, table, lengths = torch.randn(5, 16, key_heads, 2 * width).to(dtype), torch.tensor([[1, 3, 0], [4, 2, 4]]), torch.tensor([35, 20])
+    query = torch.randn(2, key_heads * group, width).to(dtype)
+    found = paged_decode(query, blocks, width, table, lengths)
+    torch.testing.assert_close(found.float(), gathered(query, LayerCache(blocks, width), table, lengths, None), rtol=tolerance, atol=tolerance)
+
+
 def test_scores_of_any_size_and_those_that_are_no_numbers():
     """Large scores do not overflow, one that is NaN shows in its own row and head only, and an infinite one makes NaN, as torch has it."""
     torch.manual_seed(0)

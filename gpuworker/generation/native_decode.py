@@ -60,8 +60,8 @@ def paged_decode(
 
 
 def paged_write(blocks: torch.Tensor, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
-    """Puts keys and values [heads, tokens, width], of the blocks' dtype, into slots [tokens] (int64): slot s is in block s // block_tokens. IndexError for a slot that
-    there is not, before any is written; ValueError for shapes or dtypes that do not fit together."""
+    """Puts keys and values [heads, tokens, width], of the blocks' dtype, into slots [tokens] (int64): slot s is in block s // block_tokens. IndexError for a slot
+    that there is not, before any is written; ValueError for shapes or dtypes that do not fit together."""
     heads, tokens, _ = key.shape
     fits = value.shape[:2] == key.shape[:2] and heads == blocks.shape[2] and key.shape[2] + value.shape[2] == blocks.shape[3]
     if not fits or not key.dtype == value.dtype == blocks.dtype or slots.dtype != torch.int64 or slots.shape != (tokens,):

@@ -14,8 +14,8 @@ from gpuworker.generation.sequence import Chunk
 from gpuworker.generation.step import DecodeGroup, Prefill, Step
 
 WASTED_BLOCKS = 6
-"""Where blocks have to be copied together on a CPU, decode rows are computed together until so many of those that are fetched are padding: about what one more call in
-each layer costs."""
+"""Where a CPU has to copy blocks together, decode rows are computed together until so many of those that are fetched are padding: about what one more call in each
+layer costs."""
 
 
 class Packed(NamedTuple):
