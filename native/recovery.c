@@ -117,7 +117,8 @@ int gw_recover(gw_port *port, uint32_t max_attempts, uint32_t kind) {
         switch (gw_phase_of(word)) {
         case GW_ABANDONED: gw_end(port, slot, ticket); break;
         case GW_RUNNING:
-            if (slot->dispatch_ns == GW_NOT_BEGUN || slot->dispatch_ns > stuck_ns) {
+            /* Between two steps a death is nobody's fault; but where nothing is to be run twice, an answer that has begun to come is not gone on with. */
+            if ((slot->dispatch_ns == GW_NOT_BEGUN && !(max_attempts == 1 && gw_stream_has_begun(port, ticket))) || slot->dispatch_ns > stuck_ns) {
                 gw_untake(port, ticket);
                 n++;
                 break;

@@ -119,6 +119,7 @@ int gw_respond(gw_port *port, int64_t ticket, uint32_t kind, const void *meta, u
 int gw_responded(gw_port *port, int64_t ticket, uint64_t response);
 int gw_finish(gw_port *port, const uint64_t *taken, int n);
 /* Answers piece by piece (stream.c) */
+int gw_stream_has_begun(const gw_port *port, int64_t ticket);
 uint64_t gw_stream_bytes(uint32_t most, uint32_t entry_bytes);      /* what the response area has to have */
 int64_t gw_stream_open(gw_port *port, int64_t ticket, uint32_t most, uint32_t entry_bytes);
 int gw_stream_copy(gw_port *port, int64_t ticket, void *into, uint32_t n, uint32_t entry_bytes);

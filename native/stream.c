@@ -43,6 +43,12 @@ int64_t gw_stream_open(gw_port *port, int64_t ticket, uint32_t most, uint32_t en
     return 0;
 }
 
+/* Whether anything has been sent to the frontend of a ticket. */
+int gw_stream_has_begun(const gw_port *port, int64_t ticket) {
+    gw_stream *stream = stream_of(port, ticket);
+    return port->response_bytes >= sizeof *stream && GW_LOAD(&stream->life) == gw_life_of(ticket) && GW_LOAD(&stream->written) > 0;
+}
+
 /* What is there: for an owner that goes on where another has ended. Copies `n` entries out. */
 int gw_stream_copy(gw_port *port, int64_t ticket, void *into, uint32_t n, uint32_t entry_bytes) {
     if (!gw_slot_at(port, ticket) || gw_stream_bytes(n, entry_bytes) > port->response_bytes) return -EINVAL;

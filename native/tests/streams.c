@@ -122,6 +122,25 @@ static void the_last_owner_dies(void) {
     EQUAL(gw_release(front, ticket), 0);
 }
 
+/* Between two steps, where nothing is to be run twice: what has sent something ends, as it would have in a step; what has not is queued again. */
+static void where_nothing_runs_twice(void) {
+    int64_t sent = begin(front), silent = begin(front);
+    EQUAL(gw_stream_open(r.owner, sent, 5, 8), 0);
+    EQUAL(gw_stream_open(r.owner, silent, 5, 8), 0);
+    uint64_t both[] = {(uint64_t)sent, (uint64_t)silent};
+    gw_begin_step(r.owner, both, 2);
+    append_to(sent, 1, 0, 8);
+    gw_end_step(r.owner, both, 2, 2, 0);
+    rig_new_owner(&r);
+    EQUAL(gw_recover(r.owner, 1, GW_KIND_DIED), 1);
+    expect_written(sent, 1, 1, 8);
+    EQUAL(gw_stream_wait(front, sent, 1, 0, LONG_NS), GW_DELIVERED);
+    EQUAL(gw_poll(front, sent), gw_describe(GW_KIND_DIED, 0, 0));
+    EQUAL(gw_phase(front, silent), GW_READY);
+    EQUAL(gw_release(front, sent), 0);
+    EQUAL(gw_cancel(front, silent), 0);
+}
+
 /* Answered as any other request: by an error of its own, or not taken at all. */
 static void no_stream_at_all(void) {
     int64_t wrong = begin(front), refused = submit(front, "x");
@@ -238,8 +257,8 @@ static void nobody_waits(void) {
 }
 
 static const stream_case cases[] = {
-    {CASE(in_order), ROOM}, {CASE(two_lives), ROOM}, {CASE(the_next_owner_goes_on), ROOM}, {CASE(the_last_owner_dies), ROOM}, {CASE(no_stream_at_all), ROOM},
-    {CASE(limits), ROOM}, {CASE(errors), ROOM}, {CASE(nobody_waits), ROOM}};
+    {CASE(in_order), ROOM}, {CASE(two_lives), ROOM}, {CASE(the_next_owner_goes_on), ROOM}, {CASE(the_last_owner_dies), ROOM}, {CASE(where_nothing_runs_twice), ROOM},
+    {CASE(no_stream_at_all), ROOM}, {CASE(limits), ROOM}, {CASE(errors), ROOM}, {CASE(nobody_waits), ROOM}};
 
 int main(void) {
     run_stream_cases(cases, sizeof cases / sizeof *cases);
