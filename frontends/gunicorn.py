@@ -41,7 +41,7 @@ from gpuworker.errors import GpuWorkerError
 
 class _Running(NamedTuple):
     worker: gpuworker.Worker
-    job: tuple[str, dict[str, Any]]
+    job: tuple[Any, dict[str, Any]]
 
 
 _running: dict[str, _Running] = {}  # of this master, by worker name. Here, because HUP executes gunicorn.conf.py again
@@ -55,11 +55,21 @@ class Hooks(NamedTuple):
     on_exit: Callable[[Any], None]
 
 
-def sidecar(handler: str, *, name: str, **options: Any) -> Hooks:
+def sidecar(handler: str | gpuworker.WorkerConfig, *, name: str | None = None, **options: Any) -> Hooks:
     """Hooks that run an owner for as long as gunicorn's master lives. `handler`: "module:attr", imported by the owner only; `options`: as for
-    gpuworker.Worker, e.g. max_batch_size, max_wait_ms, capacity."""
+    gpuworker.Worker, e.g. max_batch_size, max_wait_ms, capacity. Or all of it from a file: sidecar(gpuworker.load_config("gpuworker.toml", "embed"))."""
+    if isinstance(handler, gpuworker.WorkerConfig):
+        if name is not None or options:
+            raise TypeError("a WorkerConfig has name and options already; give others to load_config")
+        return _hooks(handler.handler, handler.name, handler.options)
     if not isinstance(handler, str):
         raise TypeError(f"handler {handler!r}: name it as 'module:attr', so that only its owner imports it")
+    if name is None:
+        raise TypeError("name: what clients connect to")
+    return _hooks(handler, name, options)
+
+
+def _hooks(handler: Any, name: str, options: dict[str, Any]) -> Hooks:
     gpuworker.WorkerOptions.of(options)  # a wrong one is an error here
 
     def start(server: Any, wait_for_name: bool) -> None:

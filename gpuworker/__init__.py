@@ -18,6 +18,7 @@ from gpuworker.client import Client, Pending, connect
 from gpuworker.errors import (
     BatchSizeMismatch,
     BudgetExceeded,
+    ConfigError,
     DeadlineExceeded,
     GpuWorkerError,
     InvalidRequest,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from gpuworker.client.async_client import AsyncClient, connect_async
     from gpuworker.client.async_stream import AsyncStream
     from gpuworker.client.stream import Delta, Generation, Stream, TokenLogprob, Usage
+    from gpuworker.config import WorkerConfig, load_config
     from gpuworker.execution.handler import TensorHandler
     from gpuworker.segment.stats import Stats
     from gpuworker.worker import Worker, WorkerOptions, serve
@@ -51,6 +53,7 @@ __all__ = [
     "BatchSizeMismatch",
     "BudgetExceeded",
     "Client",
+    "ConfigError",
     "DeadlineExceeded",
     "Delta",
     "Generation",
@@ -72,6 +75,7 @@ __all__ = [
     "Usage",
     "Worker",
     "WorkerAlreadyRunning",
+    "WorkerConfig",
     "WorkerDied",
     "WorkerDraining",
     "WorkerNotFound",
@@ -79,6 +83,7 @@ __all__ = [
     "WorkerStartupError",
     "connect",
     "connect_async",
+    "load_config",
     "serve",
 ]
 
@@ -105,6 +110,10 @@ def __getattr__(name: str) -> Any:
         import gpuworker.worker
 
         return getattr(gpuworker.worker, name)
+    if name in ("WorkerConfig", "load_config"):
+        import gpuworker.config
+
+        return getattr(gpuworker.config, name)
     if name == "TensorHandler":
         from gpuworker.execution.handler import TensorHandler
 

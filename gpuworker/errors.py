@@ -16,6 +16,7 @@ GpuWorkerError
  ├─ UnsupportedPayload      a value that cannot cross without pickle (also a TypeError)
  ├─ BatchSizeMismatch       run_batch did not return one result per request
  ├─ RemoteError             run_batch raised an exception that is not a builtin one
+ ├─ ConfigError             a configuration file, GPUWORKER_ variable or setting that is wrong (also a ValueError)
  └─ SegmentError            the shared memory cannot be created, is not ours, or holds nonsense
 
 A builtin exception raised by run_batch comes back as that builtin, with a RemoteError that holds the owner's traceback as its cause.
@@ -28,6 +29,7 @@ from typing import Any
 __all__ = [
     "BatchSizeMismatch",
     "BudgetExceeded",
+    "ConfigError",
     "DeadlineExceeded",
     "GpuWorkerError",
     "InvalidRequest",
@@ -187,3 +189,14 @@ class RemoteError(GpuWorkerError):
 
 class SegmentError(GpuWorkerError):
     """The shared-memory segment cannot be created or attached; the message says why and what to change."""
+
+
+class ConfigError(GpuWorkerError, ValueError):
+    """A worker's configuration is wrong. `problems`: a line for each mistake, with file and line number or the name of the variable where they are known."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+    def __reduce__(self) -> tuple[type[ConfigError], tuple[list[str]]]:
+        return type(self), (self.problems,)

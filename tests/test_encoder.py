@@ -294,7 +294,7 @@ def test_serve_answers_texts_of_frontends_without_torch(bert, app, name):
 def job(monkeypatch):
     """What `gpuworker serve` would run."""
     jobs = []
-    monkeypatch.setattr("gpuworker.cli.serve.Supervisor", lambda job, report: jobs.append(job) or type("Done", (), {"run": lambda self: 0})())
+    monkeypatch.setattr("gpuworker.cli.serve.Supervisor", lambda job, *_: jobs.append(job) or type("Done", (), {"run": lambda self: 0})())
     monkeypatch.setenv("GPUWORKER_LOG", "WARNING")
     return jobs
 
@@ -341,8 +341,7 @@ def test_the_command_imports_neither_torch_nor_transformers(bert):
     program = f"""
 import sys
 from gpuworker.cli import serve
-options = {{}}
-serve.encoder({os.fspath(bert)!r}, options, None)
-assert options and not {{"torch", "transformers", "tokenizers"}} & set(sys.modules), set(sys.modules)
+from gpuworker.config import load_config
+assert load_config(None, "n", hf_encoder={os.fspath(bert)!r}).options and not {{"torch", "transformers", "tokenizers"}} & set(sys.modules), set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, timeout=60)

@@ -148,7 +148,7 @@ def test_wrong_usage_is_explained(arguments, message, capsys):
 
 def test_what_is_given_reaches_the_handler(decoder, name, monkeypatch):
     jobs = []
-    monkeypatch.setattr("gpuworker.cli.serve.Supervisor", lambda job, report: jobs.append(job) or type("Done", (), {"run": lambda self: 0})())
+    monkeypatch.setattr("gpuworker.cli.serve.Supervisor", lambda job, *_: jobs.append(job) or type("Done", (), {"run": lambda self: 0})())
     options = ["--dtype", "bfloat16", "--kv-cache-bytes", "123456", "--max-model-tokens", "99", "--no-prefix-caching", "--max-batch-tokens", "64"]
     assert main(["serve", "--hf", str(decoder), "--name", name, *options]) == 0
     assert main(["serve", "--hf", str(decoder), "--name", name]) == 0
@@ -161,10 +161,10 @@ def test_what_is_given_reaches_the_handler(decoder, name, monkeypatch):
 
 def test_the_command_imports_neither_torch_nor_transformers(decoder):
     program = f"""
-import argparse, pickle, sys
+import pickle, sys
 from gpuworker.cli import serve
-recipe = serve.decoder(argparse.Namespace(hf={str(decoder)!r}, gguf=None, dtype=None, kv_cache_bytes=None, max_model_tokens=None, prefix_caching=None))
-pickle.dumps(recipe)
+from gpuworker.config import load_config
+pickle.dumps(load_config(None, "n", hf={str(decoder)!r}).handler)
 assert not {{"torch", "transformers", "tokenizers"}} & set(sys.modules), set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, timeout=60)

@@ -36,6 +36,7 @@ def test_every_error_is_exported_and_derives_from_the_base():
         ("client", {"client", "segment", "payload", "errors", "_native", "tensors", "generating", "sampling"}),
         ("testing", {"testing", "scheduling"}),
         ("tuning", {"tuning", "testing", "scheduling", "payload", "worker"}),
+        ("config", {"config", "worker", "execution", "generation", "segment", "errors"}),
         ("worker", {"worker", "client", "segment", "payload", "scheduling", "errors", "_native"}),
     ],
 )

@@ -1,4 +1,4 @@
-"""The command `gpuworker`: serve, list, stats, stop, reload, doctor. Exit codes: 0 done, 1 refused or failed (one line on stderr says why), 2 wrong usage."""
+"""The command `gpuworker`. Exit codes: 0 done, 1 refused or failed (one line on stderr says why), 2 wrong usage."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpuworker import __version__
-from gpuworker.cli import control, doctor, inspect, serve, simulate, tune
+from gpuworker.cli import config, control, doctor, health, inspect, serve, simulate, tune
 from gpuworker.errors import GpuWorkerError
 
 __all__ = ["main"]
@@ -24,7 +24,7 @@ class CommandParser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """As argparse's."""
         flags = [flag for action in self._actions for flag in action.option_strings]
-        for arg in args or ():
+        for arg in (args if self._subparsers is None else None) or ():
             flag = arg.partition("=")[0]
             if flag == "--":
                 break
@@ -39,7 +39,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("gpuworker", description="One GPU owner process, called from many Python processes.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"gpuworker {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=CommandParser)
-    for module in (serve, inspect, control, doctor, simulate, tune):
+    for module in (serve, config, inspect, health, control, doctor, simulate, tune):
         module.add_to(commands)
     return parser
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import ast
 import dataclasses
-import importlib.util
 import inspect
 import logging
 import os
@@ -16,19 +15,16 @@ import typing
 from typing import Any
 
 from gpuworker.cli.target import CommandError, worker_name
-from gpuworker.execution.encoder_files import EncoderFiles, EncoderRecipe, buckets
-from gpuworker.generation import gguf
-from gpuworker.generation.files import DecoderRecipe, check_directory
+from gpuworker.config import keys, layers, served
+from gpuworker.config.keys import Setting
+from gpuworker.config.settings import settings
+from gpuworker.errors import ConfigError
 from gpuworker.worker import WorkerOptions, logs
 from gpuworker.worker.job import Job
+from gpuworker.worker.notify import Notifier
 from gpuworker.worker.supervisor import Supervisor
 
 log = logging.getLogger("gpuworker")
-
-SERVED = {"handler": "a handler, MODULE:ATTR,", "hf_encoder": "--hf-encoder DIR", "hf": "--hf DIR", "gguf": "--gguf FILE"}
-"""What can be served, by the parsed argument that says so, in words."""
-GENERATION = {"kv_cache_bytes": "--kv-cache-bytes", "max_model_tokens": "--max-model-tokens", "prefix_caching": "--no-prefix-caching"}
-"""Options of GenerationHandler, as flags."""
 
 
 def add_to(commands: Any) -> None:
@@ -36,17 +32,23 @@ def add_to(commands: Any) -> None:
     parser = commands.add_parser(
         "serve",
         help="serve a handler until SIGTERM or Ctrl-C",
-        usage="%(prog)s (MODULE:ATTR | --hf-encoder DIR | --hf DIR | --gguf FILE) --name NAME [options]",
+        usage="%(prog)s (MODULE:ATTR | --hf-encoder DIR | --hf DIR | --gguf FILE) --name NAME [options]\n       %(prog)s --config FILE [NAME] [options]",
         description="Serves a handler as worker NAME until SIGTERM or Ctrl-C, then drains; a second signal stops at once. This process starts the owner, and "
         "starts it again when it dies.",
         allow_abbrev=False,
     )
     handler = parser.add_argument(
         "handler", metavar="MODULE:ATTR", help="a function run_batch(requests: list) -> list, or a class or object with that method; "
-        "looked for in the current directory too",
+        "looked for in the current directory too; with --config, the name of the file's worker to serve",
     )  # fmt: skip
     handler.required = False  # not nargs="?": before Python 3.12 that is looked for in front of the first option only
-    parser.add_argument("--name", required=True, type=worker_name, help="what clients connect to")
+    parser.add_argument("--name", type=worker_name, help="what clients connect to")
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help="settings from a TOML file with a table [workers.NAME] for each worker (default: the file in GPUWORKER_CONFIG). Flags come before the "
+        "environment (GPUWORKER_MAX_BATCH_SIZE, ...), that before the file; see docs/configuration.md and `gpuworker config`",
+    )
     parser.add_argument("-v", "--verbose", action="store_true", help="more logs, of other libraries too; full tracebacks")
     add_models(parser.add_argument_group("serving a model from a directory"))
     add_options(parser.add_argument_group("options of the worker"))
@@ -73,7 +75,7 @@ def add_models(parser: Any) -> None:
     )
     parser.add_argument(
         "--dtype",
-        choices=("float32", "bfloat16", "float16"),
+        choices=served.DTYPES,
         help="of its weights and computation (default: float32; with --hf: as saved)",
     )
     parser.add_argument(
@@ -99,7 +101,7 @@ def add_options(parser: Any) -> None:
     docs, hints = field_docs(WorkerOptions), typing.get_type_hints(WorkerOptions)
     for field in dataclasses.fields(WorkerOptions):
         doc = docs.get(field.name, "")
-        kind = next(kind for kind in (*typing.get_args(hints[field.name]), hints[field.name]) if kind is not type(None))
+        kind = keys.kind_of(hints[field.name])
         about: dict[str, Any] = {"default": argparse.SUPPRESS, "help": help_text(doc, field.default)}
         if kind is bool:
             about["action"] = argparse.BooleanOptionalAction
@@ -145,20 +147,28 @@ def metavar(name: str, kind: type, doc: str) -> str:
 
 def run(args: argparse.Namespace) -> int:
     """Serves. A mistake in the command is one line; an error of the handler's own code is shown with its traceback."""
-    check(args)
+    path = args.config or os.environ.get(layers.FILE)
+    if path and args.handler is not None and ":" not in args.handler:
+        if args.name not in (None, args.handler):
+            args.refuse(f"give {args.handler} or --name {args.name}, not both")
+        args.name, args.handler = worker_name(args.handler), None
+    if not path and args.name is None and not os.environ.get(layers.NAME):
+        args.refuse("the following arguments are required: --name (or --config)")
+    flags = {key: Setting(getattr(args, key), flag(key, getattr(args, key))) for key in keys.KEYS if getattr(args, key, None) is not None}
+    found = settings(path, args.name, flags, os.environ)
+    if not path and not any(key in found.values for key in keys.SERVED):
+        args.refuse(f"give {', or '.join(served.FLAGS.values()).replace(',,', ',')}")
+    try:
+        served.check(found.values)
+    except ConfigError as error:
+        if path:
+            raise
+        args.refuse(str(error))
     if args.verbose:
         os.environ[logs.LEVEL] = "DEBUG"
     logs.set_up("INFO")
-    options = {field.name: getattr(args, field.name) for field in dataclasses.fields(WorkerOptions) if hasattr(args, field.name)}
-    handler: Any = args.handler
-    try:
-        if args.hf_encoder is not None:
-            handler = encoder(args.hf_encoder, options, args.dtype)
-        elif args.handler is None:
-            handler = decoder(args)
-        log.debug("options: %s", WorkerOptions.of(options))
-    except (ValueError, OSError, ModuleNotFoundError) as error:
-        raise CommandError(str(error)) from None
+    config = found.checked().config()
+    log.debug("options: %s", WorkerOptions.of(config.options))
     failure: list[str] = []
 
     def report(*, pid: int = 0, error: str = "", traceback: str = "", words: str = "") -> None:
@@ -166,55 +176,14 @@ def run(args: argparse.Namespace) -> int:
             sys.stderr.write(traceback or words)
             failure.append(error)
 
-    status = Supervisor(Job.of(handler, args.name, options), report).run()
+    status = Supervisor(Job.of(config.handler, config.name, config.options), report, None, Notifier()).run()
     if failure:
         raise CommandError(failure[0])
     return status
 
 
-def check(args: argparse.Namespace) -> None:
-    """Refuses options that do not go together."""
-    given = [words for name, words in SERVED.items() if getattr(args, name) is not None]
-    if not given:
-        args.refuse(f"give {', or '.join(SERVED.values()).replace(',,', ',')}")
-    if len(given) > 1:
-        args.refuse(f"give {' or '.join(given)}{', not both' if len(given) == 2 else ': one of them'}")
-    if args.handler is not None and args.dtype:
-        args.refuse("--dtype is for --hf-encoder, --hf and --gguf; a handler of your own says itself what it uses")
-    for name, flag in GENERATION.items():
-        value = getattr(args, name)
-        if value is not None and args.hf is args.gguf:
-            args.refuse(f"{flag} is for --hf and --gguf")
-        if value is not None and value is not False and value < 1:
-            args.refuse(f"{flag} {value}: give at least 1")
-
-
-def encoder(directory: str, options: dict[str, Any], dtype: str | None) -> EncoderRecipe:
-    """The handler for an encoder's directory; adds length_buckets to options that bound no length. Imports neither torch nor transformers: that is for the owner.
-
-    Raises OSError or ValueError for a directory that cannot be served, CommandError where a package is missing.
-    """
-    need("--hf-encoder", "hf")
-    limits = (EncoderFiles.read(directory).max_length, WorkerOptions.of(options).longest)
-    longest = min(limit for limit in limits if limit)
-    if not {"length_buckets", "max_length"} & options.keys():
-        options["length_buckets"] = buckets(longest)
-    return EncoderRecipe(directory, {"dtype": dtype, "max_length": longest})
-
-
-def decoder(args: argparse.Namespace) -> DecoderRecipe:
-    """The handler for a decoder's directory or its GGUF file, which is converted first, if that has not been done. Imports as little as `encoder`.
-
-    Raises OSError, ValueError or ModuleNotFoundError for what cannot be served, CommandError where a package is missing.
-    """
-    need("--hf" if args.gguf is None else "--gguf", "hf" if args.gguf is None else "llm")
-    directory = check_directory(args.hf if args.gguf is None else gguf.converted(args.gguf))
-    options = {name: getattr(args, name) for name in ("dtype", *GENERATION)}
-    return DecoderRecipe(directory, {name: value for name, value in options.items() if value is not None})
-
-
-def need(flag: str, extra: str) -> None:
-    """Raises CommandError where a package is missing."""
-    for package in ("torch", "transformers", "tokenizers"):
-        if importlib.util.find_spec(package) is None:
-            raise CommandError(f"{flag} needs {package}: pip install 'gpuworker[{extra}]'")
+def flag(key: str, value: Any) -> str:
+    """As it was given on the command line."""
+    if key == "handler":
+        return "--handler"
+    return ("--no-" if value is False else "--") + key.replace("_", "-")
