@@ -18,6 +18,7 @@ from gpuworker.worker import aftermath
 from gpuworker.worker.descendants import adopting_orphans, kill_orphans, send_sigkill
 from gpuworker.worker.job import Job
 from gpuworker.worker.listener import RELOAD, Listener
+from gpuworker.worker.notify import Notifier
 from gpuworker.worker.options import WorkerOptions
 from gpuworker.worker.owner_process import OwnerProcess
 from gpuworker.worker.reaper import retire
@@ -34,9 +35,11 @@ Report = Callable[..., None]
 
 
 class Supervisor:
-    """`report` is called once: with the first owner's pid, or with the error (and traceback) that prevented one."""
+    """`report` is called once: with the first owner's pid, or with the error (and traceback) that prevented one. `notifier`: for a service manager that has
+    started this very process."""
 
-    def __init__(self, job: Job, report: Report, parent_pid: int | None = None) -> None:
+    def __init__(self, job: Job, report: Report, parent_pid: int | None = None, notifier: Notifier | None = None) -> None:
+        self._notifier = notifier
         self._job, self._report = job, report
         self.options = WorkerOptions.of(job.options)
         self._listener = Listener(parent_pid)
@@ -101,12 +104,16 @@ class Supervisor:
         self._look_at_retiring()
         self._look_at_owner(now_s)
         self._look_at_next(now_s)
+        if self._notifier is not None:
+            self._notify(self._notifier)
 
     def _listen(self, now_s: float) -> None:
         came = self._listener.take_signals()
         self._reload_is_wanted |= RELOAD in came
         if any(number != RELOAD for number in came) or (not self._stops and self._listener.parent_is_gone()):
             self._stops += 1
+            if self._notifier is not None and self._stops == 1:
+                self._notifier.stopping()
             self._stop_by_s = now_s + self.options.drain_timeout_s + STOP_MARGIN_S
             if self._next is not None:
                 self._next.kill()
@@ -152,6 +159,8 @@ class Supervisor:
         if not self._ready_once:
             self._ready_once = True
             self._report(pid=owner.pid)
+            if self._notifier is not None:
+                self._notifier.ready()
         if self._is_reloading and self._next is None:  # it is the one that was loaded
             self._is_reloading = False
             lib.gw_count_event(self.segment.port, lib.GW_RELOADED)
@@ -180,6 +189,19 @@ class Supervisor:
             self._owner.release()
         elif not following.loaded and now_s > following.started_s + self.options.startup_timeout_s:
             following.kill(f"was not loaded within startup_timeout_s={self.options.startup_timeout_s:g}")
+
+    def _notify(self, notifier: Notifier) -> None:
+        """How it is, and that it is well: while an owner serves, that is for its heartbeat to say; at all other times this process looks after itself."""
+        owner, age_s = self._owner, 0.0
+        if self._stops:
+            words = "draining"
+        elif owner is not None and owner.ready:
+            words = f"worker {self._job.name} is served by process {owner.pid}"
+            age_s = (time.monotonic_ns() - self.segment.overview().heartbeat_ns) / 1e9
+        else:
+            words = f"worker {self._job.name} is {'waiting for another owner' if self._ready_once else 'loading'}"
+        notifier.status(words + (", a new owner loads" if self._is_reloading else ""))
+        notifier.feed(age_s)
 
     def _promote_next(self) -> None:
         if self._next is not None and self._next.loaded and not self._stops:
@@ -265,7 +287,7 @@ class Supervisor:
 
     def _wait(self) -> None:
         """Until something happens, or it is time for something."""
-        longest_s = TICK_S
+        longest_s = TICK_S if self._notifier is None else min(TICK_S, self._notifier.longest_wait_s)
         if self.options.run_timeout_s is not None:
             longest_s = min(longest_s, max(self.options.run_timeout_s / 4, 0.01))
         if self._owner is None and self._next is None and not self._retiring:
