@@ -8,11 +8,11 @@ from gpuworker import Stats
 from gpuworker.errors import GpuWorkerError
 
 
-def check(name: str, stale_heartbeat_s: float, long_batch_s: float) -> dict[str, Any]:
+def check(name: str, stale_heartbeat_s: float, long_batch_s: float, group: str | None = None) -> dict[str, Any]:
     """The worker's health as plain data. Its "status" is "ok", or else "absent", "starting", "restarting", "draining", "stopped", "dead",
     "failed" or "stuck"."""
     try:
-        stats = Stats.of(name)
+        stats = Stats.of(name, group)
     except GpuWorkerError:
         return {"status": "absent", "worker": name}
     return {

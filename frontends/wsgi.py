@@ -65,7 +65,7 @@ def make_app(
             return reply
 
     def healthz(environ: WSGIEnvironment) -> Reply:
-        state = health.check(client.name, stale_heartbeat_s, long_batch_s)
+        state = health.check(client.name, stale_heartbeat_s, long_batch_s, client.group)
         return replies.success(state, HTTPStatus.OK if state["status"] == "ok" else HTTPStatus.SERVICE_UNAVAILABLE)
 
     routes: dict[str, tuple[tuple[str, ...], Callable[[WSGIEnvironment], Reply]]] = {

@@ -90,7 +90,7 @@ class Client(Generates):
             raise ValueError(f"allow_pickle={allow_pickle!r}: give True or False")
         if length is not None and not callable(length):
             raise ValueError(f"length={length!r}: give a callable that takes the request")
-        self.name, self.connect_timeout_s, self._allow_pickle = name, connect_timeout_s, allow_pickle
+        self.name, self.connect_timeout_s, self.group, self._allow_pickle = name, connect_timeout_s, group, allow_pickle
         self._gid = -1 if group is None else group_id(group)
         self._on_full, self._fallback, self._wake, self._length = on_full, fallback, wake, length
         self._link: Link | None = None

@@ -117,10 +117,12 @@ def discard(posix_name: str) -> bool:
 
 
 def group_id(group: str) -> int:
-    """The id of a Unix group. Raises ValueError when there is none of that name."""
+    """The id of a Unix group: of its name or, where a container's /etc/group has none, its number in digits. Raises ValueError when there is none of that name."""
     try:
         return grp.getgrnam(group).gr_gid
     except (KeyError, TypeError, ValueError):
+        if isinstance(group, str) and group.isascii() and group.isdigit() and len(group) < 10:
+            return int(group)
         raise ValueError(f"group={group!r}: no Unix group has this name") from None
 
 

@@ -11,6 +11,7 @@ from gpuworker._native import ffi, lib
 from gpuworker.scheduling.decision import Reason
 from gpuworker.segment.board import shown
 from gpuworker.segment.execution import Execution
+from gpuworker.segment.files import group_id
 from gpuworker.segment.generation import Generation, read_generation
 from gpuworker.segment.segment import Segment, state_name
 
@@ -117,9 +118,9 @@ class Stats:
     """Of a worker that generates."""
 
     @classmethod
-    def of(cls, name: str) -> Stats:
-        """Reads the statistics of a worker. Raises WorkerNotFound or SegmentError."""
-        return cls.read(Segment.attach(name, read_only=True))
+    def of(cls, name: str, group: str | None = None) -> Stats:
+        """Reads the statistics of a worker. group: as for gpuworker.connect. Raises WorkerNotFound or SegmentError."""
+        return cls.read(Segment.attach(name, read_only=True, gid=-1 if group is None else group_id(group)))
 
     @classmethod
     def read(cls, segment: Segment) -> Stats:

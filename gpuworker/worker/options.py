@@ -81,7 +81,7 @@ class WorkerOptions:
     allow_pickle: bool = False
     """Lets values of other types cross by pickle. Only for frontends that may run any code in the owner, and it in them."""
     group: str | None = None
-    """Unix group whose processes may be clients too, if they name it in gpuworker.connect. Default: only this user's."""
+    """Unix group (its name, or its number in digits) whose processes may be clients too, if they name it in gpuworker.connect. Default: only this user's."""
     on_owner_death: str = "requeue"
     """What becomes of requests that were running when their owner died: "requeue" (run again by the next owner) or "fail" (WorkerDied)."""
     max_attempts: int = 2
