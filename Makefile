@@ -23,7 +23,7 @@ help:
 	@echo "make killstep   processes killed and paused after every machine instruction of the ring; SAMPLE=500 SEED=1 for some of them"
 	@echo "make sanitize   the native tests under ThreadSanitizer, AddressSanitizer and UBSan"
 	@echo "make stress     SECONDS=60 of load under which frontends and owners are killed, stopped and replaced; counts what went wrong"
-	@echo "make wheel      dist/*.whl;   make install, make clean"
+	@echo "make wheel      dist/: sdist, and a manylinux wheel for every CPython from 3.10 on;   make install, make clean"
 
 # One stamp per set of extras, in the same environment.
 $(VENV)/.have-%: $(SOURCES)
@@ -78,6 +78,8 @@ wheel: $(VENV)/.have-test
 	@rm -rf dist build
 	$(BIN)/python -m build --outdir dist . >/dev/null
 	@rm -rf build
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m auditwheel repair --wheel-dir dist dist/*-linux_*.whl 2>/dev/null
+	@rm dist/*-linux_*.whl
 	@ls dist
 
 model:

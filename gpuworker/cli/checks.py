@@ -23,7 +23,7 @@ from gpuworker.cli.text import count, size, span
 from gpuworker.segment import names
 from gpuworker.worker import Worker, WorkerOptions
 
-MIN_KERNEL, MIN_GLIBC = (5, 3), (2, 30)
+MIN_KERNEL, MIN_GLIBC = (5, 3), (2, 28)
 DOCKER_SHM_BYTES = 64 << 20
 TORCH_TIMEOUT_S = 60.0
 SELF_TEST_REQUESTS = 200
@@ -62,7 +62,7 @@ def glibc() -> Check:
     library, _, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
     if library != "glibc":
         return Check("C library", "FAIL", "not glibc", "use a base image that has it: Debian, Ubuntu or RHEL, not Alpine")
-    return judge_version("C library", library, version, MIN_GLIBC, "sem_clockwait", "use a newer base image")
+    return judge_version("C library", library, version, MIN_GLIBC, "a wheel of numpy", "use a newer base image")
 
 
 def judge_version(what: str, name: str, version: str, least: tuple[int, int], needed_for: str, advice: str) -> Check:
