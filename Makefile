@@ -78,7 +78,7 @@ wheel: $(VENV)/.have-test
 	@rm -rf dist build
 	$(BIN)/python -m build --outdir dist . >/dev/null
 	@rm -rf build
-	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m auditwheel repair --wheel-dir dist dist/*-linux_*.whl 2>/dev/null
+	@said=$$(PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m auditwheel repair --wheel-dir dist dist/*-linux_*.whl 2>&1) || { echo "$$said"; exit 1; }
 	@rm dist/*-linux_*.whl
 	@ls dist
 

@@ -69,7 +69,7 @@ def load_config(path: str | os.PathLike[str] | None = None, name: str | None = N
     path: a TOML file with a table [workers.NAME] for each worker; default: the one that GPUWORKER_CONFIG names, or none. name: which of them; default:
     GPUWORKER_NAME, or the only one. arguments: settings that come before the environment's (GPUWORKER_<OPTION>) and the file's.
 
-    Raises ConfigError for whatever is wrong, with file and line where that is known; FileNotFoundError is none of them: a missing file is a ConfigError too.
+    Raises ConfigError for whatever is wrong, with file and line where that is known (for a file that is not there, too), and TypeError for an unknown argument.
     """
     for key in arguments:
         if key not in KEYS:

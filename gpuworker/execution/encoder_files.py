@@ -77,6 +77,12 @@ class EncoderRecipe:
         """options: those of HFEncoder."""
         self._made_of = os.path.abspath(directory), options
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, EncoderRecipe) and self._made_of == other._made_of
+
+    def __hash__(self) -> int:
+        return hash(self._made_of[0])
+
     def __reduce__(self) -> tuple[Callable[[str, dict[str, Any]], HFEncoder], tuple[str, dict[str, Any]]]:
         return _make, self._made_of
 

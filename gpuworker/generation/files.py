@@ -40,6 +40,12 @@ class DecoderRecipe:
         """options: those of GenerationHandler."""
         self._made_of = os.path.abspath(directory), options
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, DecoderRecipe) and self._made_of == other._made_of
+
+    def __hash__(self) -> int:
+        return hash(self._made_of[0])
+
     def __reduce__(self) -> tuple[Callable[[str, dict[str, Any]], GenerationHandler], tuple[str, dict[str, Any]]]:
         return _make, self._made_of
 
