@@ -13,6 +13,8 @@ without, call the same owner. A configuration with hooks of its own calls ours i
         embed.on_starting(server)
         ...
 
+With the settings in a file (docs/configuration.md): `sidecar(gpuworker.load_config("gpuworker.toml", "embed"))`.
+
 What happens when:
 - gunicorn starts: the owner loads its handler before the port is opened; if it cannot, gunicorn logs the handler's traceback and exits with status 1.
   `--preload` imports the application even before that, so requests may be sent from requests, not from module level.

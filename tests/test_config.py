@@ -163,6 +163,8 @@ def test_which_worker(written, monkeypatch):
         gpuworker.load_config(path, "embd")
     with pytest.raises(gpuworker.ConfigError, match="no name"):
         gpuworker.load_config()
+    with pytest.raises(gpuworker.ConfigError, match="worker name 'a/b': use 1 to 100"):
+        gpuworker.load_config(None, "a/b", handler="m:f")
     monkeypatch.setenv("GPUWORKER_CONFIG", path)
     monkeypatch.setenv("GPUWORKER_NAME", "embed")
     assert gpuworker.load_config().name == "embed"

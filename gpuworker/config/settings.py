@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from gpuworker.config import file, layers, served
 from gpuworker.config.keys import KEYS, OPTIONS, Setting, nearest
 from gpuworker.errors import ConfigError
+from gpuworker.segment.names import shm_name
 from gpuworker.worker import WorkerOptions
 
 
@@ -97,4 +98,8 @@ def settings(path: str | os.PathLike[str] | None, name: str | None, nearest_laye
         table = workers[name]
     if name is None:
         raise ConfigError(["the worker has no name: give one, or a file that has"])
+    try:
+        shm_name(name)
+    except ValueError as error:
+        raise ConfigError([str(error)]) from None
     return Settings(name, layers.layered(table, environment, nearest_layer))
