@@ -43,13 +43,13 @@ def test_the_pod_shares_memory_between_two_users_of_one_group(pod):
     assert spec["enableServiceLinks"] is False
 
 
-def test_the_probes_of_the_pod_are_commands_that_there_are(pod, capsys):
+def test_the_probes_of_the_pod_are_commands_that_there_are(pod, name, capsys):
     _, worker, _ = pod
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         program, *args = worker[probe]["exec"]["command"]
         assert program == "gpuworker"
-        assert main(args) == 1
-        assert "no worker named 'embed'" in capsys.readouterr().err
+        assert main([name if arg == "embed" else arg for arg in args]) == 1
+        assert f"no worker named {name!r}" in capsys.readouterr().err
     started_within_s = worker["startupProbe"]["periodSeconds"] * worker["startupProbe"]["failureThreshold"]
     assert started_within_s >= gpuworker.WorkerOptions().startup_timeout_s
     assert pod[0]["terminationGracePeriodSeconds"] > gpuworker.WorkerOptions().drain_timeout_s
