@@ -2,47 +2,51 @@
 
 from __future__ import annotations
 
+from gpuworker.generation.costs import StepCost, Work
+
 LEAST_TOKENS = 4
-FIRST_TOKENS = 64
-"""While nothing is known of what a prompt's token costs."""
-WEIGHT = 8
-"""The newest step counts for one in so many."""
-WEIGHT_TOKENS = 32
-"""A step with so many prompt tokens counts as much as all that was known of their cost before."""
+"""Of a chunk, whatever it costs."""
+FIRST_TOKENS = 16
+"""The first chunk beside others is no longer, whatever seems to be known."""
+GROWTH = 2
+"""No chunk is more than so many times longer than the one before it, so that a wrong idea of its cost does harm only once."""
+MOST_MIXED_STEPS = 8
+"""Then there is one without prompts, to see what such a step takes by now: steps with prompts do not tell."""
+CAUTIOUS_GROWTH = 1.25
+"""The same where chunks grow although they are too expensive."""
 
 
 class PrefillPace:
-    """Limits the prompt's share of a step so that the step takes no more than `slowdown` times as long as one without it.
+    """Limits the prompt's share of a step so that the step takes no more than `slowdown` times as long as it would without.
 
-    What a prompt's token costs depends on the model, the device, and how far the prompt has come: it is what the last steps took longer than one without. What a
-    step takes without is known only of those there were. When more sequences decode by now than did then, it is taken to be as many times longer: too much, so that
-    slots that are free fill fast; once they are full there are such steps again. (The other way, few sequences would let few others in, for ever.)
+    What tokens cost depends on the model, the device, and how far the prompt has come, as each looks at all before it: see costs.py. Where that cannot be kept, as
+    the chunk takes too long however short it is (it has to read the keys of all tokens before it; a GPU makes such steps without CUDA graphs), chunks become as long
+    as it takes for half of their cost to be for their tokens, as far as the two are told apart; LEAST_TOKENS at least, so that a prompt always gets on.
     A step without sequences that decode has no limit.
     """
 
     def __init__(self, slowdown: float, most_tokens: int) -> None:
         self._slowdown, self._most = slowdown, most_tokens
-        self._decode_ns = self._token_ns = 0.0
-        self._decoding = 0.0
+        self._cost = StepCost()
+        self._last_tokens, self._mixed_steps = 0, MOST_MIXED_STEPS
 
-    def tokens(self, decoding: int) -> int:
-        """Most prompt tokens in a step in which so many others get their next token."""
-        if not self._decode_ns or not decoding:
+    def tokens(self, others: Work, start: int) -> int:
+        """Most tokens of prompts in a step that computes `others` beside; 0: none in this one. start: where the first prompt's next chunk begins."""
+        if not others.rows or not self._cost.is_known:
             return self._most
-        if not self._token_ns:
-            return min(self._most, FIRST_TOKENS)
-        spare_ns = (self._slowdown - 1) * self._decode_ns * max(1.0, decoding / self._decoding)
-        return int(max(LEAST_TOKENS, min(self._most, spare_ns / self._token_ns)))
+        if self._mixed_steps >= MOST_MIXED_STEPS:
+            return 0
+        fitting, worthwhile = self._cost.chunk(start, (self._slowdown - 1) * self._cost.ns(others))
+        if fitting >= LEAST_TOKENS:
+            return int(min(self._most, fitting, max(FIRST_TOKENS, GROWTH * self._last_tokens)))
+        wanted = 0.0 if fitting else min(worthwhile, CAUTIOUS_GROWTH * self._last_tokens + 1)
+        return int(min(self._most, max(LEAST_TOKENS, wanted)))
 
-    def observe(self, step_ns: int, decoding: int, prompt_tokens: int) -> None:
-        """A step took that long: `decoding` sequences got a token each, and so many tokens of prompts were computed beside them."""
-        if not decoding:
-            return
-        if not prompt_tokens:
-            weight = WEIGHT if self._decode_ns and decoding <= 2 * self._decoding else 1
-            self._decode_ns += (step_ns - self._decode_ns) / weight
-            self._decoding += (decoding - self._decoding) / weight
-        elif self._decode_ns:
-            found_ns = max(step_ns - self._decode_ns, 0) / prompt_tokens
-            share = prompt_tokens / (prompt_tokens + WEIGHT_TOKENS) if self._token_ns else 1.0
-            self._token_ns += (found_ns - self._token_ns) * share
+    def observe(self, step_ns: int, work: Work) -> None:
+        """A step took that long."""
+        self._cost.observe(step_ns, work)
+        if work.rows and work.tokens:
+            self._last_tokens = work.tokens
+            self._mixed_steps += 1
+        elif work.rows:
+            self._mixed_steps = 0
