@@ -1,9 +1,10 @@
 """Generation: continuous batching of a language model by one owner, against what others make of the same requests.
 
-Six parts: (1) exact: in float32, together and alone; (2) compare: 64 requests with prompts and answers of 8 to 128 tokens, all sent at once by 16 forked
+Seven parts: (1) exact: in float32, together and alone; (2) compare: 64 requests with prompts and answers of 8 to 128 tokens, all sent at once by 16 forked
 frontends, 16 slots, against transformers' static batches and its continuous batching, and vllm and llama.cpp where they are installed; (3) slots: the same for
-1 to 64 slots, with what the owner spends beside the model, and what its cache wastes; (4) variance: the gain over static batches by how much the answers' lengths
-differ; (5) prefill: the time between tokens while a prompt of 4,000 tokens is computed; (6) trace: recorded requests at several loads, where there is a --trace.
+1 to 64 slots, with what the owner spends beside the model, and what its cache wastes; (4) waste: the latter for short and for long requests, without a model;
+(5) variance: the gain over static batches by how much the answers' lengths differ; (6) prefill: the time between tokens while a prompt of 4,000 tokens is computed,
+and without; (7) trace: recorded requests at several loads, where there is a --trace.
 Prints markdown tables, the targets last, and writes them with a JSON file and a PNG to bench/results/.
 
     python bench/generation.py [--quick] [--part exact,compare,...] [--trace FILE] [--shrink N] [--rounds N] [--output DIR]
@@ -35,9 +36,11 @@ import generation_report
 import generation_runs as runs
 import generation_work as work
 from generation_plot import chart
+from generation_stall import beside_a_long_prompt
+from generation_waste import waste_of
 from ipc import machine, report
 
-PARTS = ("exact", "compare", "slots", "variance", "prefill", "trace")
+PARTS = ("exact", "compare", "slots", "waste", "variance", "prefill", "trace")
 TINY = """
 import sys, torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -84,9 +87,10 @@ def _measures(subject: work.Subject, options: argparse.Namespace) -> dict[str, C
         "compare": lambda: runs.compare(subject, mix, 4 if quick else runs.COMPARED, 1 if quick else options.rounds),
         "slots": lambda: runs.by_slots(subject, mix, slots),
         "variance": lambda: runs.by_variance(
-            subject, work.spreads(8 if quick else 48, 8 if quick else 64)[:: 4 if quick else 1], 24, 4 if quick else 16
+            subject, work.spreads(8 if quick else 32, 8 if quick else 64)[:: 4 if quick else 1], 24, 4 if quick else 16
         ),
-        "prefill": lambda: runs.beside_a_long_prompt(subject, *((4, 300, 150, (64,), 0.05) if quick else (16, 4000, 240, (512, 64, 32), 4.0))),
+        "waste": lambda: [waste_of(8, most, work.mix(subject.ids, most=most), runs.COMPARED) for most in (128, 1000)],
+        "prefill": lambda: beside_a_long_prompt(subject, *((4, 300, 150, 0.05, 1) if quick else (runs.COMPARED, 4000, 400, 4.0, options.rounds))),
     }
     if options.trace is not None:
         replay = work.replay(

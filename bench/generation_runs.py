@@ -7,7 +7,6 @@ import random
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -99,35 +98,6 @@ def by_variance(subject: Subject, spreads: Sequence[Spread], prompt_tokens: int,
             served = serve(running.name, requests, frontends=frontends_for(requests))
             static = rivals.run(STATIC, requests, dtype=subject.dtype, slots=slots)
             records.append({"spread": spread.label, "variation": spread.variation, "ours": of_served(served), "static": of_outcome(static)})
-    return records
-
-
-def beside_a_long_prompt(
-    subject: Subject, slots: int, long_tokens: int, tokens: int, batch_tokens: Sequence[int], at_s: float
-) -> list[dict[str, Any]]:
-    """slots - 1 answers are being streamed; at_s seconds later a prompt of long_tokens comes. batch_tokens: of a step, one worker each. -> ms between tokens as the
-    frontends have them, and CPU ms of the steps, each while it is computed ("inside") and else."""
-    records, choice = [], random.Random(4)
-    requests = [Request(cut(subject.ids, 24, choice), tokens) for _ in range(slots - 1)] + [Request(cut(subject.ids, long_tokens, choice), 1)]
-    for budget in batch_tokens:
-        with worker(subject, slots, batch_tokens=budget) as running:
-            served = serve(running.name, requests, frontends=min(4, slots), at_s=[0.0] * (slots - 1) + [at_s])
-        sent_ns, (first_ns,) = served.sent_ns[-1], served.times_ns[-1]
-        begun_ns = max(times[0] for times in served.times_ns[:-1])
-        gaps = [(a, b) for times in served.times_ns[:-1] for a, b in pairwise(times)]
-        inside = [(b - a) / 1e6 for a, b in gaps if a < first_ns and b > sent_ns]
-        outside = [(b - a) / 1e6 for a, b in gaps if (a >= begun_ns and b <= sent_ns) or a > first_ns]
-        record = {
-            "batch_tokens": max(budget, slots),
-            "prefill_ms": (first_ns - sent_ns) / 1e6,
-            "gaps_inside": len(inside),
-            "gaps_outside": len(outside),
-        }
-        steps = [step for step in _during(running, served) if step.sequences >= slots - 1]
-        cpu_ms = {mixed: quantiles([step.total_ns / 1e6 for step in steps if (step.tokens > step.sequences) == mixed]) for mixed in (True, False)}
-        records.append(
-            {**record, "inside": quantiles(inside), "outside": quantiles(outside), "step_inside": cpu_ms[True], "step_outside": cpu_ms[False]}
-        )
     return records
 
 

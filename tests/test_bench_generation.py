@@ -60,6 +60,22 @@ def test_slots_and_what_a_step_is_made_of(run):
     assert "### By slots" in text
 
 
+def test_the_same_tokens_are_compared_with_a_long_prompt_and_without(run):
+    records, figures, text = run("waste", "prefill")
+    found = records["prefill"]
+    assert found["gaps"] >= 30
+    assert len(found["stalls"]) == len(found["prefill_ms"]) == len(found["alone_ms"]) == 1
+    assert found["alone_ms"][0] > 0
+    assert found["inside"]["p50"] <= found["inside"]["p99"]
+    assert found["step_inside"]
+    assert found["step_outside"]
+    assert figures["targets"]["time between tokens p99, with a long prompt / without"]["measured"] == generation_report.stall(found)
+    short, long = records["waste"]
+    assert 0.03 < short["waste"] < 0.08  # half a block of 16 for each, and a request has some 100 tokens when it is half done
+    assert long["waste"] < 0.02
+    assert "### KV waste by length" in text
+
+
 def test_a_traces_lengths_fit_the_model(tmp_path):
     file = tmp_path / "trace.csv"
     file.write_text("time,tokens\n0,40000\n1,0\n2,8\n")
