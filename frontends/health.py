@@ -9,8 +9,8 @@ from gpuworker.errors import GpuWorkerError
 
 
 def check(name: str, stale_heartbeat_s: float, long_batch_s: float, group: str | None = None) -> dict[str, Any]:
-    """The worker's health as plain data. Its "status" is "ok", or else "absent", "starting", "restarting", "draining", "stopped", "dead",
-    "failed" or "stuck"."""
+    """The worker's health as plain data. Its "status" is "ok", or else "absent", "starting", "restarting", "paused", "draining", "stopped",
+    "dead", "failed" or "stuck"."""
     try:
         stats = Stats.of(name, group)
     except GpuWorkerError:
@@ -34,4 +34,6 @@ def judge(stats: Stats, stale_heartbeat_s: float, long_batch_s: float) -> str:
         return "restarting"
     if stats.heartbeat_age_s > stale_heartbeat_s or stats.batch_running_s > long_batch_s:
         return "stuck"
+    if stats.paused and stats.state == "serving":
+        return "paused"
     return "ok" if stats.state == "serving" else stats.state

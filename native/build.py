@@ -55,7 +55,7 @@ typedef struct {
     uint64_t supervisor_epoch, request_bytes, response_bytes, nonce;
     uint32_t state, alive, capacity, max_participants, on_full, wake, quota_shared, quota_alone, allow_pickle, max_batch_size, in_use;
     uint64_t batches;
-    uint32_t restarts, reloads, failed_reloads;
+    uint32_t restarts, reloads, failed_reloads, paused;
 } gw_overview;
 typedef struct { gw_identity identity; uint64_t word; uint32_t joined, held; } gw_participant_view;
 typedef struct { ...; } gw_stats;
@@ -160,6 +160,8 @@ int gw_recover(gw_port *port, uint32_t max_attempts, uint32_t kind);
 void gw_count_alive(gw_port *port);
 void gw_bell(gw_port *port);
 void gw_nudge(gw_port *port);
+void gw_set_paused(gw_port *port, int paused);
+int gw_is_paused(const gw_port *port);
 void gw_wake_all(gw_port *port);
 void gw_set_state(gw_port *port, uint32_t state);
 

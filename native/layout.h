@@ -111,6 +111,7 @@ typedef struct {
     _Alignas(GW_LINE) gw_identity supervisor;
     _Atomic uint64_t supervisor_epoch; /* as `epoch` below */
     _Atomic uint32_t restarts, reloads, failed_reloads, note_bytes;
+    _Atomic uint32_t paused; /* no batch begins while it is not 0: written by whoever operates the worker (gw_set_paused), read by the owner */
     char note[GW_NOTE_BYTES]; /* why the last owner died, or why a reload failed; UTF-8 for people */
     /* Written by the owner, and by the supervisor while there is none. `epoch` grows with every owner of this segment, and is odd while `owner` is being written. */
     _Alignas(GW_LINE) gw_identity owner;

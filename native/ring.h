@@ -137,6 +137,8 @@ int gw_free_strays(gw_port *port);
 int gw_recover(gw_port *port, uint32_t max_attempts, uint32_t kind);
 void gw_count_alive(gw_port *port);
 void gw_nudge(gw_port *port);                                       /* ends the owner's gw_collect, or its next one; for the owner's other threads */
+void gw_set_paused(gw_port *port, int paused);                     /* whether batches may begin; from any process */
+int gw_is_paused(const gw_port *port);
 void gw_bell(gw_port *port);                                        /* wakes an owner that sleeps in gw_collect; see gw_nudge */
 void gw_wake_all(gw_port *port);                                    /* wakes every waiting frontend, to look at the owner's state */
 int gw_count(gw_port *port, uint32_t phase);
@@ -150,7 +152,7 @@ typedef struct {
     uint64_t supervisor_epoch, request_bytes, response_bytes, nonce;
     uint32_t state, alive, capacity, max_participants, on_full, wake, quota_shared, quota_alone, allow_pickle, max_batch_size, in_use;
     uint64_t batches;
-    uint32_t restarts, reloads, failed_reloads;
+    uint32_t restarts, reloads, failed_reloads, paused;
 } gw_overview;
 typedef struct { gw_identity identity; uint64_t word; uint32_t joined, held; } gw_participant_view;
 void gw_read_header(const gw_port *port, gw_overview *out);

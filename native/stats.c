@@ -45,7 +45,7 @@ void gw_read_header(const gw_port *port, gw_overview *out) {
         .response_bytes = port->response_bytes, .state = GW_LOAD(&h->state), .alive = READ(&h->alive), .capacity = port->capacity,
         .max_participants = port->max_participants, .on_full = h->on_full, .wake = h->wake, .quota_shared = h->quota_shared,
         .quota_alone = h->quota_alone, .allow_pickle = h->allow_pickle, .max_batch_size = h->max_batch_size, .in_use = in_use,
-        .batches = READ(&h->stats.batches), .restarts = READ(&h->restarts), .reloads = READ(&h->reloads), .failed_reloads = READ(&h->failed_reloads)};
+        .batches = READ(&h->stats.batches), .restarts = READ(&h->restarts), .reloads = READ(&h->reloads), .failed_reloads = READ(&h->failed_reloads), .paused = READ(&h->paused)};
 }
 
 int gw_read_info(const gw_port *port, char *out, uint32_t bytes) {

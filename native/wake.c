@@ -76,6 +76,15 @@ void gw_nudge(gw_port *port) {
     gw_ring_doorbell(port);
 }
 
+/* The owner looks at the word before each decision, so nothing begins after the one that it is at. The bell spares it the rest of a sleep that began with the old
+ * value: one that begins between the store and the bell, with the old value looked at before both, lasts its full length (the owner's tick, 0.1 s). */
+void gw_set_paused(gw_port *port, int paused) {
+    atomic_store_explicit(&port->header->paused, paused != 0, memory_order_seq_cst);
+    gw_bell(port);
+}
+
+int gw_is_paused(const gw_port *port) { return GW_PEEK(&port->header->paused) != 0; }
+
 void gw_space_wake(gw_port *port) {
     /* Pairs with the sleeper in gw_claim_wait: it sets its bit, then scans; we freed a slot, then look. Both seq_cst, so one sees the other. */
     for (uint32_t i = 0; i < GW_MAX_PARTICIPANTS / 64; i++) {

@@ -27,10 +27,10 @@ def worker_name(text: str) -> str:
     return text
 
 
-def attach(name: str) -> Segment:
-    """The worker's segment, mapped read-only. Raises WorkerNotFound, with the nearest name there is, or SegmentError."""
+def attach(name: str, read_only: bool = True) -> Segment:
+    """The worker's segment, mapped read-only unless told otherwise. Raises WorkerNotFound, with the nearest name there is, or SegmentError."""
     try:
-        return Segment.attach(name, read_only=True)
+        return Segment.attach(name, read_only)
     except WorkerNotFound as error:
         near = difflib.get_close_matches(name, worker_names(), n=1)
         if not near:
@@ -44,11 +44,11 @@ def is_local(segment: Segment) -> bool:
 
 
 def condition(stats: Stats) -> str:
-    """What the worker says of itself, or "dead", or "silent" when its owner has not written its heartbeat for a while."""
+    """What the worker says of itself, or "paused", "dead", or "silent" when its owner has not written its heartbeat for a while."""
     if not stats.alive:
         return "failed" if stats.state == "failed" else "dead"
     if stats.state == "serving" and not stats.owner_alive:  # its supervisor has not come to it yet
         return "restarting"
     if stats.state in ("serving", "draining") and stats.heartbeat_age_s > SILENT_S:
         return "silent"
-    return stats.state
+    return "paused" if stats.paused and stats.state == "serving" else stats.state

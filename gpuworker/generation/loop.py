@@ -70,7 +70,10 @@ class GenerationLoop:
                 self._end_all()
                 lib.gw_refuse_all(self._port, lib.GW_KIND_DRAINING)
                 return
-            if self._suspects or self._probed is not None:
+            if turn.is_paused:
+                self.tally.publish(self._engine)
+                until_ns = now_ns + TICK_NS
+            elif self._suspects or self._probed is not None:
                 self._probe()
                 until_ns = 0
             elif self._engine.is_busy:

@@ -279,6 +279,7 @@ class Segment:
         self._keep_lock(lock_fd)
         lib.gw_set_state(self.port, State.STARTING)
         lib.gw_set_note(self.port, b"", 0)
+        lib.gw_set_paused(self.port, 0)  # whoever starts a worker wants it to run; an owner that is started again stays paused
         self._introduce(lib.gw_set_supervisor)
         return self
 

@@ -54,7 +54,7 @@ class Stats:
     """One worker at one moment. The waits of a request, in order: claim_wait (for a free slot), queue_wait (until the owner saw it), batch_wait
     (until its batch left), run, wake (until its caller ran again). `completed`: answered, or, where an answer comes piece by piece, read as far as its reader
     wanted (to a stop string); `abandoned`: answered when nobody waited any more. `alive`: its owner or its supervisor lives (an owner without a supervisor is its
-    own); `note`: why the last owner died, or why a reload failed.
+    own); `note`: why the last owner died, or why a reload failed; `paused`: no batch begins until somebody resumes.
 
     Under a latency budget: `on_time` and `late` count answers, `rejected_late` requests that the owner gave up, `rejected_forecast` those that a client did not
     send; `goodput` is the share of all these that was on time. `predicted_run_ms` and `observed_run_ms` are means over the same batches, margin included;
@@ -116,6 +116,7 @@ class Stats:
     """Of a TensorHandler that has run a batch."""
     generation: Generation | None = None
     """Of a worker that generates."""
+    paused: bool = False
 
     @classmethod
     def of(cls, name: str, group: str | None = None) -> Stats:
@@ -201,6 +202,7 @@ class Stats:
             options=info.get("options", {}),
             execution=Execution.of(shown(segment.port)),
             generation=read_generation(segment.port),
+            paused=bool(o.paused),
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -72,6 +72,11 @@ class Owner:
         """When draining has to be over; None while serving."""
         return None if self.is_handing_over else self._stop_ns
 
+    @property
+    def is_paused(self) -> bool:
+        """Nothing is to begin until somebody resumes; draining is not held up."""
+        return self._stop_ns is None and bool(lib.gw_is_paused(self._port))
+
     def collect(self, until_ns: int) -> int:
         """See Turn.collect."""
         return self.line.collect(until_ns)
@@ -84,7 +89,7 @@ class Owner:
         if self._loop is not None:
             self._loop.run(self)
             return
-        collect, decide, clock_ns = self.line.collect, self.line.decide, time.monotonic_ns
+        collect, decide, clock_ns, is_paused = self.line.collect, self.line.decide, time.monotonic_ns, lib.gw_is_paused
         runner, flights, depth = self._runner, self._flights, self._runner.depth
         wait_until_ns = 0
         while True:
@@ -102,6 +107,12 @@ class Owner:
                     if is_late and not self.is_handing_over:
                         lib.gw_refuse_all(self._port, lib.GW_KIND_DRAINING)
                     return
+            elif is_paused(self._port):
+                if flights:  # what has begun is answered
+                    self._land()
+                else:
+                    wait_until_ns = now_ns + TICK_NS
+                continue
             decide_ns = now_ns
             if flights and count:  # the policy is asked about the time when the device is free, not before it has to be, unless the batch is full
                 opens_ns = self._pace.opens_ns()

@@ -79,6 +79,11 @@ class Turn(Protocol):
     is_handing_over: bool
     """The next owner is waiting for what has not been answered."""
 
+    @property
+    def is_paused(self) -> bool:
+        """Nothing is to begin until somebody resumes."""
+        ...
+
     def collect(self, until_ns: int) -> int:
         """See Line.collect."""
         ...
