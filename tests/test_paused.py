@@ -82,7 +82,12 @@ def test_no_step_of_generation_begins(tmp_path, in_process):
 
 def test_the_commands_say_what_they_did(in_process, gate, capsys):
     name = in_process(gate).name
-    for command, said in (("pause", "is paused; what has begun"), ("pause", "was paused already"), ("resume", "goes on"), ("resume", "was not paused")):
+    for command, said in (
+        ("pause", "is paused; what has begun"),
+        ("pause", "was paused already"),
+        ("resume", "goes on"),
+        ("resume", "was not paused"),
+    ):
         assert main([command, name]) == 0
         assert said in capsys.readouterr().out
     main(["pause", name])

@@ -16,8 +16,9 @@ def add_to(commands: Any) -> None:
     pause = commands.add_parser(
         "pause",
         help="let a worker begin no more batches until it is resumed",
-        description="From now on the worker begins no batch (and no step of generation) until it is resumed: requests queue, up to its capacity, and their deadlines "
-        "go on; what has begun is finished. It stays paused when its owner is started again or reloaded; draining (stop) and a new start of the worker end it.",
+        description="From now on the worker begins no batch (and no step of generation) until it is resumed: requests queue, up to its capacity, and their "
+        "deadlines go on; what has begun is finished. It stays paused when its owner is started again or reloaded; draining (stop) and a new start of the "
+        "worker end it.",
         allow_abbrev=False,
     )
     pause.add_argument("name", metavar="NAME", type=worker_name)
@@ -30,7 +31,9 @@ def add_to(commands: Any) -> None:
 def run_pause(args: argparse.Namespace) -> int:
     """Pauses the worker. Raises CommandError, WorkerNotFound or SegmentError when there is none that could be."""
     was = set_paused(args.name, True)
-    print(f"worker {args.name!r} {'was paused already' if was else 'is paused; what has begun is finished'}; `gpuworker resume {args.name}` lets it go on")
+    print(
+        f"worker {args.name!r} {'was paused already' if was else 'is paused; what has begun is finished'}; `gpuworker resume {args.name}` lets it go on"
+    )
     return 0
 
 
@@ -54,5 +57,3 @@ def set_paused(name: str, paused: bool) -> bool:
         return bool(overview.paused)
     finally:
         segment.close()
-
-

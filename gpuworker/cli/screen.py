@@ -186,16 +186,22 @@ def reasons(stats: Stats) -> list[str]:
 
 def sizes(stats: Stats) -> list[str]:
     """Batch sizes as bars; by powers of two where there are many sizes."""
-    groups = stats.batch_sizes
-    if len(groups) > MAX_SIZE_ROWS:
-        groups = {}
-        for label, n in stats.batch_sizes.items():
-            low = 1 << (int(label.partition("-")[0]).bit_length() - 1)
-            high = min(2 * low - 1, max(int(stats.options.get("max_batch_size", 2 * low - 1)), low))
-            group = f"{low}-{high}" if high > low else f"{low}"
-            groups[group] = groups.get(group, 0) + n
+    groups = grouped(stats.batch_sizes, MAX_SIZE_ROWS, int(stats.options.get("max_batch_size", 0)))
     total = sum(groups.values())
     return table([(size, f"{n:,}", f"{n / total:.0%}", bar(n, total, BAR_WIDTH)) for size, n in groups.items()], ">>><", "  ")
+
+
+def grouped(batch_sizes: dict[str, int], most_rows: int, max_batch_size: int) -> dict[str, int]:
+    """The same, by powers of two where there are more sizes than rows. max_batch_size: where the last group ends, 0 for not known."""
+    if len(batch_sizes) <= most_rows:
+        return batch_sizes
+    groups: dict[str, int] = {}
+    for label, n in batch_sizes.items():
+        low = 1 << (int(label.partition("-")[0]).bit_length() - 1)
+        high = min(2 * low - 1, max(max_batch_size or 2 * low - 1, low))
+        group = f"{low}-{high}" if high > low else f"{low}"
+        groups[group] = groups.get(group, 0) + n
+    return groups
 
 
 def occupancy(stats: Stats) -> list[str]:

@@ -40,6 +40,10 @@ class Histogram:
         buckets, total_ns, count = tuple(words[:_BUCKETS]), words[_BUCKETS], words[_BUCKETS + 1]
         return cls(count, round(total_ns / count / 1e3, 3) if count else 0.0, _quantile_us(buckets, 0.5), _quantile_us(buckets, 0.99), buckets)
 
+    def quantile_us(self, q: float) -> float:
+        """The q-quantile (0..1); 0 where nothing was counted."""
+        return _quantile_us(self.buckets, q)
+
 
 @dataclasses.dataclass(frozen=True)
 class ClientView:
