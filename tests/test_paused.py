@@ -55,8 +55,10 @@ def test_an_owner_that_is_started_again_stays_paused_and_a_new_start_is_not(star
     client = worker.connect()
     assert client.submit(1) == 1
     set_paused(worker.name, True)
-    kill_owner(worker)
-    eventually(lambda: worker.stats().state == "serving")
+    killed = kill_owner(worker)
+    eventually(lambda: worker.pid not in (None, killed) and worker.stats().state == "serving")
+    assert worker.stats().paused
+    assert main(["reload", worker.name]) == 0
     assert worker.stats().paused
     with pytest.raises(gpuworker.DeadlineExceeded):
         client.submit(2, timeout=0.2)

@@ -141,14 +141,16 @@ def device(found: Device) -> list[Line]:
 
 def generation(found: Generating) -> list[Line]:
     """Of a worker that generates."""
-    blocks = found.blocks_used + found.blocks_cached + found.blocks_free
-    per_s = found.per_s
-    return [
+    blocks, per_s = found.blocks_used + found.blocks_free, found.per_s
+    shown = [
         named("tokens", f"{rate(per_s['tokens'])}, prompts {rate(per_s['prompt_tokens'])}"),
         named("prefix", f"{rate(per_s['prefix_hit_tokens'])} found, {rate(per_s['preemptions'])} preempted"),
         named("running", f"{found.running}, waiting {found.waiting}, {rate(per_s['steps'])} steps"),
         named("blocks", f"{found.blocks_used:,} of {blocks:,} used, {found.waste:.1%} empty"),
     ]
+    if found.graph_hits is not None:
+        shown.append(named("graphs", f"{found.graph_hits:.1%} of decode steps, {count(found.graphs, 'graph')}"))
+    return shown
 
 
 def occupancy(rates: Rates, width: int, glyphs: Glyphs, rows: int) -> list[Line]:

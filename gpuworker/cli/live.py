@@ -63,14 +63,15 @@ class Top(App[None]):
         super().__init__()
         self.worker, self.interval_s = name, interval_s
         self.watch_ = Watch(name)
+        self.board, self.said = Static("", id="board", markup=False), Static("", id="said", markup=False)
         self.rates: Rates | None = None
         self.gone = ""
         self.history: dict[str, deque[float]] = {key: deque(maxlen=KEPT) for key in ("submitted", "completed", "batches")}
 
     def compose(self) -> ComposeResult:
         """The board, what a key has led to, and the keys."""
-        yield Static("", id="board", markup=False)
-        yield Static("", id="said", markup=False)
+        yield self.board
+        yield self.said
         yield Footer()
 
     def on_mount(self) -> None:
@@ -95,8 +96,9 @@ class Top(App[None]):
 
     def show(self) -> None:
         """Draws the board in the room there is."""
-        widget = self.query_one("#board", Static)
-        room = widget.size or self.size
+        if not self.board.is_attached:  # the view is being closed
+            return
+        room = self.board.size or self.size
         shown = Text(no_wrap=True, overflow="crop")
         if self.gone:
             shown.append(f"{self.gone}\n", "bold red")
@@ -106,12 +108,13 @@ class Top(App[None]):
                 for text, style in line:
                     shown.append(text, STYLES.get(style, "") if not self.gone else "dim")
                 shown.append("\n")
-        widget.update(shown)
+        self.board.update(shown)
 
     def say(self, words: str) -> None:
         """What a key has led to, until the next one."""
-        self.query_one("#said", Static).update(words)
-        self.call_after_refresh(self.show)
+        if self.said.is_attached:
+            self.said.update(words)
+            self.call_after_refresh(self.show)
 
     def action_pause(self) -> None:
         """Pauses the worker, or lets it go on."""
