@@ -44,6 +44,7 @@ class Reply(NamedTuple):
     status: HTTPStatus
     body: bytes
     headers: tuple[tuple[str, str], ...] = ()
+    content_type: str = "application/json"
 
 
 class HttpError(Exception):

@@ -7,6 +7,7 @@
     POST / or /submit     the body, any JSON value, is the request; the response's body is its answer
                           `X-Timeout-Ms: 250`, or `?timeout_ms=250`: after so long 504, and the request does not run if it has not started
     GET /healthz          200 while the worker can be sent requests, else 503; JSON either way (frontends/health.py)
+    GET /metrics          the worker's statistics for Prometheus (frontends/metrics.py)
 
 Statuses and error bodies: frontends/replies.py. No framework, no state but the client: the application may be imported before or after a fork.
 """
@@ -22,7 +23,7 @@ from urllib.parse import parse_qs
 import gpuworker
 from gpuworker import Client
 
-from . import health, replies
+from . import health, metrics, replies
 from .replies import HttpError, Reply
 
 if TYPE_CHECKING:
@@ -68,10 +69,14 @@ def make_app(
         state = health.check(client.name, stale_heartbeat_s, long_batch_s, client.group)
         return replies.success(state, HTTPStatus.OK if state["status"] == "ok" else HTTPStatus.SERVICE_UNAVAILABLE)
 
+    def scrape(environ: WSGIEnvironment) -> Reply:
+        return Reply(HTTPStatus.OK, metrics.render([client.name]), content_type=metrics.CONTENT_TYPE)
+
     routes: dict[str, tuple[tuple[str, ...], Callable[[WSGIEnvironment], Reply]]] = {
         "": (("POST",), submit),
         "/submit": (("POST",), submit),
         "/healthz": (("GET", "HEAD"), healthz),
+        "/metrics": (("GET", "HEAD"), scrape),
     }
 
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
@@ -84,7 +89,7 @@ def make_app(
             reply = replies.failure(HttpError(HTTPStatus.METHOD_NOT_ALLOWED, "MethodNotAllowed", f"this path takes {allow}", ("Allow", allow)), False)
         else:
             reply = answer(environ)
-        headers = [("Content-Type", "application/json"), ("Content-Length", str(len(reply.body))), *reply.headers]
+        headers = [("Content-Type", reply.content_type), ("Content-Length", str(len(reply.body))), *reply.headers]
         start_response(f"{reply.status.value} {reply.status.phrase}", headers)
         return [b"" if method == "HEAD" else reply.body]
 

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from gpuworker.client.stream import Delta, Generation, Stream, TokenLogprob, Usage
     from gpuworker.config import WorkerConfig, load_config
     from gpuworker.execution.handler import TensorHandler
+    from gpuworker.metrics import METRICS_CONTENT_TYPE, render_metrics
     from gpuworker.segment.stats import Stats
     from gpuworker.worker import Worker, WorkerOptions, serve
 
@@ -59,6 +60,7 @@ __all__ = [
     "Generation",
     "GpuWorkerError",
     "InvalidRequest",
+    "METRICS_CONTENT_TYPE",
     "PayloadTooLarge",
     "Pending",
     "QueueFull",
@@ -84,6 +86,7 @@ __all__ = [
     "connect",
     "connect_async",
     "load_config",
+    "render_metrics",
     "serve",
 ]
 
@@ -102,6 +105,10 @@ def __getattr__(name: str) -> Any:
         from gpuworker.client.async_stream import AsyncStream
 
         return AsyncStream
+    if name in ("METRICS_CONTENT_TYPE", "render_metrics"):
+        import gpuworker.metrics
+
+        return getattr(gpuworker.metrics, name)
     if name == "Stats":
         from gpuworker.segment.stats import Stats
 

@@ -34,6 +34,7 @@ def test_every_error_is_exported_and_derives_from_the_base():
         ("payload", {"payload", "errors", "_native"}),
         ("segment", {"segment", "errors", "_native", "scheduling"}),
         ("client", {"client", "segment", "payload", "errors", "_native", "tensors", "generating", "sampling"}),
+        ("metrics", {"metrics", "segment", "errors"}),
         ("testing", {"testing", "scheduling"}),
         ("tuning", {"tuning", "testing", "scheduling", "payload", "worker"}),
         ("config", {"config", "worker", "execution", "generation", "segment", "errors"}),

@@ -1,4 +1,4 @@
-"""The command `gpuworker`. Exit codes: 0 done, 1 refused or failed (one line on stderr says why), 2 wrong usage."""
+"""The command `gpuworker` and its parts. Exit codes: 0 done, 1 refused or failed (one line on stderr says why), 2 wrong usage."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpuworker import __version__
-from gpuworker.cli import config, control, dashboard, doctor, health, inspect, pausing, serve, simulate, top, tune
+from gpuworker.cli import config, control, dashboard, doctor, health, inspect, metrics, pausing, serve, simulate, top, tune
 from gpuworker.errors import GpuWorkerError
 
 __all__ = ["main"]
@@ -39,7 +39,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("gpuworker", description="One GPU owner process, called from many Python processes.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"gpuworker {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=CommandParser)
-    for module in (serve, config, inspect, health, top, dashboard, control, pausing, doctor, simulate, tune):
+    for module in (serve, config, inspect, health, top, dashboard, metrics, control, pausing, doctor, simulate, tune):
         module.add_to(commands)
     return parser
 

@@ -22,6 +22,7 @@ class Execution:
     on the device, `wall_ms` from a batch's beginning until its outputs are in host memory, `gather_ms` and `scatter_ms` the copies between slots and batch.
     `to_device_gbps`, `from_device_gbps`: GB/s of the copies while they went. `graph_hits` batches were replays of a CUDA graph, `graph_misses` were not although
     graphs are on. `odd_requests` came in a form that takes the slow path: too large for a slot, or in Fortran order. `out_of_memory`: batches that were halved.
+    `cells` and the sums in ns are what the ratios and means are made of.
     """
 
     batches: int
@@ -47,6 +48,14 @@ class Execution:
     memory_total_bytes: int
     odd_requests: int
     out_of_memory: int
+    cells: int
+    padded_cells: int
+    device_ns: int
+    wall_ns: int
+    gather_ns: int
+    scatter_ns: int
+    to_device_ns: int
+    from_device_ns: int
 
     @classmethod
     def of(cls, words: Sequence[int]) -> Execution | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
+from bisect import bisect_left
+from itertools import accumulate
 from typing import Any
 
 from gpuworker._native import ffi, lib
@@ -21,6 +23,8 @@ _OWNER_COUNTERS = (
     "completed", "failed", "expired", "abandoned", "reaped_slots", "reaped_clients", "batches", "requeued", "late_wakes", "spins", "parks",
     "on_time", "late", "rejected_late", "predicted", "predicted_ns", "ran_ns", "overruns", "tokens", "padded_tokens",
 )  # fmt: skip
+REASONS = tuple(reason.name.lower() for reason in Reason)
+"""Keys of `dispatch_reasons`."""
 _CLIENT_COUNTERS = ("submitted", "rejected", "cancelled", "expired", "fallbacks", "rejected_forecast", "satisfied")
 
 
@@ -33,12 +37,15 @@ class Histogram:
     p50_us: float
     p99_us: float
     buckets: tuple[int, ...] = dataclasses.field(repr=False)
+    sum_ns: int = dataclasses.field(default=0, repr=False)
 
     @classmethod
     def of(cls, words: list[int]) -> Histogram:
         """From the segment's words: buckets, sum in ns, count."""
         buckets, total_ns, count = tuple(words[:_BUCKETS]), words[_BUCKETS], words[_BUCKETS + 1]
-        return cls(count, round(total_ns / count / 1e3, 3) if count else 0.0, _quantile_us(buckets, 0.5), _quantile_us(buckets, 0.99), buckets)
+        return cls(
+            count, round(total_ns / count / 1e3, 3) if count else 0.0, _quantile_us(buckets, 0.5), _quantile_us(buckets, 0.99), buckets, total_ns
+        )
 
     def quantile_us(self, q: float) -> float:
         """The q-quantile (0..1); 0 where nothing was counted."""
@@ -121,6 +128,10 @@ class Stats:
     generation: Generation | None = None
     """Of a worker that generates."""
     paused: bool = False
+    failed_reloads: int = 0
+    predicted_ns: int = 0
+    """The sum behind predicted_run_ms, and the next that behind observed_run_ms: for whoever takes differences."""
+    observed_ns: int = 0
 
     @classmethod
     def of(cls, name: str, group: str | None = None) -> Stats:
@@ -196,7 +207,7 @@ class Stats:
             batches=batches,
             mean_batch_size=round(answered / batches, 3) if batches else 0.0,
             batch_sizes={_size_label(i): n for i, n in enumerate(sizes) if n},
-            dispatch_reasons={reason.name.lower(): reasons[reason] for reason in Reason},
+            dispatch_reasons=dict(zip(REASONS, reasons, strict=False)),
             claim_wait=claim_wait,
             queue_wait=queue_wait,
             batch_wait=batch_wait,
@@ -207,6 +218,9 @@ class Stats:
             execution=Execution.of(shown(segment.port)),
             generation=read_generation(segment.port),
             paused=bool(o.paused),
+            failed_reloads=o.failed_reloads,
+            predicted_ns=counts["predicted_ns"],
+            observed_ns=counts["ran_ns"],
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -241,19 +255,18 @@ def _seconds_since(then_ns: int, now_ns: int) -> float:
     return round(max(now_ns - then_ns, 0) / 1e9, 3) if then_ns else 0.0
 
 
-def _bucket_start_ns(bucket: int) -> float:
-    return float(256 << bucket // 4) * (1 + bucket % 4 / 4)
+_STARTS_NS = (0.0, *(float(256 << bucket // 4) * (1 + bucket % 4 / 4) for bucket in range(1, _BUCKETS + 1)))
 
 
 def _quantile_us(buckets: tuple[int, ...], q: float) -> float:
     """By linear interpolation inside the bucket that holds the quantile."""
-    wanted = q * sum(buckets)
-    for bucket, count in enumerate(buckets):
-        if count and wanted <= count:
-            start, end = (_bucket_start_ns(bucket) if bucket else 0.0), _bucket_start_ns(bucket + 1)
-            return round((start + (end - start) * wanted / count) / 1e3, 3)
-        wanted -= count
-    return 0.0
+    below = list(accumulate(buckets))
+    if not below[-1]:
+        return 0.0
+    wanted = q * below[-1]
+    bucket = bisect_left(below, wanted)
+    start, end, count = _STARTS_NS[bucket], _STARTS_NS[bucket + 1], buckets[bucket]
+    return round((start + (end - start) * (wanted - below[bucket] + count) / count) / 1e3, 3)
 
 
 def _size_label(bucket: int) -> str:
