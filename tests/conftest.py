@@ -71,13 +71,14 @@ def nothing_left_behind():
 
 
 @pytest.fixture(autouse=True)
-def log_level_stays():
-    """A command that was run in this process leaves its log level to the processes that later tests start."""
-    before = os.environ.get(logs.LEVEL)
+def log_settings_stay():
+    """A command that was run in this process leaves its log settings to the processes that later tests start."""
+    before = {variable: os.environ.get(variable) for variable in (logs.LEVEL, logs.FORMAT)}
     yield
-    os.environ.pop(logs.LEVEL, None)
-    if before is not None:
-        os.environ[logs.LEVEL] = before
+    for variable, value in before.items():
+        os.environ.pop(variable, None)
+        if value is not None:
+            os.environ[variable] = value
 
 
 @pytest.fixture

@@ -50,6 +50,9 @@ def add_to(commands: Any) -> None:
         "environment (GPUWORKER_MAX_BATCH_SIZE, ...), that before the file; see docs/configuration.md and `gpuworker config`",
     )
     parser.add_argument("-v", "--verbose", action="store_true", help="more logs, of other libraries too; full tracebacks")
+    parser.add_argument(
+        "--log-format", choices=logs.FORMATS, help=f"of stderr: text, or one JSON object a line (default: {logs.FORMAT} of the environment, or text)"
+    )
     add_models(parser.add_argument_group("serving a model from a directory"))
     add_options(parser.add_argument_group("options of the worker"))
     parser.set_defaults(run=run, refuse=parser.error)
@@ -166,17 +169,24 @@ def run(args: argparse.Namespace) -> int:
         args.refuse(str(error))
     if args.verbose:
         os.environ[logs.LEVEL] = "DEBUG"
-    logs.set_up("INFO")
+    if args.log_format is not None:
+        os.environ[logs.FORMAT] = args.log_format
+    logs.set_up("INFO", found.name)
     config = found.checked().config()
     log.debug("options: %s", WorkerOptions.of(config.options))
     failure: list[str] = []
 
     def report(*, pid: int = 0, error: str = "", traceback: str = "", words: str = "") -> None:
         if error:
-            sys.stderr.write(traceback or words)
+            if logs.is_json():
+                log.critical("%s", error, extra={"traceback": traceback or words})
+            else:
+                sys.stderr.write(traceback or words)
             failure.append(error)
 
     status = Supervisor(Job.of(config.handler, config.name, config.options), report, None, Notifier()).run()
+    if failure and logs.is_json():  # said already
+        return 1
     if failure:
         raise CommandError(failure[0])
     return status

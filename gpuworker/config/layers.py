@@ -12,7 +12,7 @@ from gpuworker.errors import ConfigError
 
 PREFIX = "GPUWORKER_"
 FILE, NAME = PREFIX + "CONFIG", PREFIX + "NAME"
-OTHERS = ("CONFIG", "NAME", "LOG", "SANITIZE", "FAILPOINT", "FAILPOINTS")
+OTHERS = ("CONFIG", "NAME", "LOG", "LOG_FORMAT", "TRACING", "SANITIZE", "FAILPOINT", "FAILPOINTS")
 """Variables that are no setting of a worker."""
 MISTYPED = 0.85
 """How like a setting an unknown variable has to be to be refused. Kubernetes sets GPUWORKER_SERVICE_HOST and more, for a service of that name."""

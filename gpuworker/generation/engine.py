@@ -116,7 +116,8 @@ class Engine:
             if len(chunks) > 1 and self._isolate_errors:  # keys and values that were written already are written again
                 half = len(chunks) // 2
                 return self._compute(chunks[:half]) + self._compute(chunks[half:])
-            log.error("a step of the model has failed for %d sequences", len(chunks), exc_info=error)
+            tickets = [chunk.sequence.ticket for chunk in chunks]
+            log.error("a step of the model has failed for %d sequences", len(chunks), exc_info=error, extra={"tickets": tickets})
             return [self._failed(chunk.sequence, error) for chunk in chunks]
         emitted = []
         for sequence, found in zip(last, sampled, strict=True):

@@ -23,6 +23,12 @@ SLOT_BITS: int = lib.GW_SLOT_BITS
 SLOT_MASK = (1 << SLOT_BITS) - 1
 """slot = ticket & SLOT_MASK, generation = ticket >> SLOT_BITS"""
 
+
+def request_id(ticket: int) -> str:
+    """What identifies one request of a segment, for people and logs: slot.generation."""
+    return f"{ticket & SLOT_MASK}.{ticket >> SLOT_BITS}"
+
+
 KIND_SHIFT, META_SHIFT = 54, 36
 META_MASK: int = lib.GW_MAX_META
 TOTAL_MASK = (1 << META_SHIFT) - 1

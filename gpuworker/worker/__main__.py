@@ -31,6 +31,7 @@ def main(job_fd: int, status_fd: int) -> int:
     logs.set_up()
     faulthandler.enable()  # a crash's last words
     job, parent_pid = receive(job_fd)
+    logs.belongs_to(job.name)
     end_with_parent(parent_pid)
     is_ready = False
 

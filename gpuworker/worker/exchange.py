@@ -107,7 +107,7 @@ class Exchange:
         except GpuWorkerError as error:
             outcome = bare(error)
         except BaseException as error:  # a value's own code may raise anything; it is its caller's error, not the owner's end
-            log.exception("a result could not be encoded")
+            log.exception("a result could not be encoded", extra={"tickets": [ticket]})
             outcome = error
         try:
             blob = encode_error(outcome, self._segment.response_bytes)

@@ -1,4 +1,4 @@
-"""Logs of the processes we start: to stderr, at the level that GPUWORKER_LOG names."""
+"""Logs of the processes we start: to stderr, at the level that GPUWORKER_LOG names, in the form that GPUWORKER_LOG_FORMAT names."""
 
 from __future__ import annotations
 
@@ -6,8 +6,13 @@ import contextlib
 import logging
 import os
 import select
+from collections.abc import Callable
 
-LEVEL = "GPUWORKER_LOG"
+from gpuworker.worker.json_logs import JsonFormatter, JsonLines, log_uncaught
+
+LEVEL, FORMAT = "GPUWORKER_LOG", "GPUWORKER_LOG_FORMAT"
+FORMATS = ("text", "json")
+_json = JsonFormatter()
 PATIENCE_MS = 1000
 
 
@@ -36,10 +41,39 @@ class Stderr:
 stderr = Stderr()
 
 
-def set_up(default: str = "WARNING") -> None:
-    """GPUWORKER_LOG, or the default, is the level of our own logs; the processes that this one starts inherit it. DEBUG also lets other libraries say more."""
+def set_up(default: str = "WARNING", worker: str = "") -> None:
+    """GPUWORKER_LOG, or the default, is the level of our own logs, GPUWORKER_LOG_FORMAT ("text" or "json") their form; the processes that this one starts inherit
+    both. DEBUG also lets other libraries say more. `worker`: whose process this is, as far as that is known yet (see `belongs_to`)."""
     level = os.environ.setdefault(LEVEL, default).upper()
+    wanted = os.environ.setdefault(FORMAT, "text")
     logging.basicConfig(
         stream=stderr, format="%(asctime)s %(levelname)s %(name)s[%(process)d]: %(message)s", level="INFO" if level == "DEBUG" else "WARNING"
     )
-    logging.getLogger("gpuworker").setLevel(level)
+    log = logging.getLogger("gpuworker")
+    log.setLevel(level)
+    if is_json():
+        for handler in logging.getLogger().handlers:
+            if isinstance(handler, logging.StreamHandler) and handler.stream is stderr:
+                handler.setFormatter(_json)
+        belongs_to(worker)
+        log_uncaught(log)
+    elif wanted != "text":
+        log.warning("%s=%s: it is text or json; logs are text", FORMAT, wanted)
+
+
+def is_json() -> bool:
+    """Whether logs are wanted as JSON."""
+    return os.environ.get(FORMAT) == "json"
+
+
+def belongs_to(worker: str) -> None:
+    """From now on log records name this worker."""
+    _json.worker = worker
+
+
+def passing_on(worker: str, pid: int) -> Callable[[bytes], object]:
+    """What passes on to our stderr what that process writes to its own; called with b"" at the end."""
+    if not is_json():
+        return stderr.write
+    lines = JsonLines(stderr.write, worker, pid)
+    return lambda part: lines.feed(part) if part else lines.end()

@@ -58,6 +58,7 @@ class OwnerProcess:
                 os.close(fd)
         self.pid = self._process.pid
         self._pidfd = os.pidfd_open(self.pid)
+        self._pass_on = logs.passing_on(job.name, self.pid)
         for fd in (self._status_fd, self._stderr_fd):
             os.set_blocking(fd, False)
         with contextlib.suppress(BrokenPipeError):
@@ -100,7 +101,7 @@ class OwnerProcess:
             vars(self).update(json.loads(line))
         for part in self._read("_stderr_fd"):
             self._words = (self._words + part)[-LAST_WORDS_BYTES:]
-            logs.stderr.write(part)
+            self._pass_on(part)
 
     def _read(self, attribute: str) -> Iterable[bytes]:
         fd: int = getattr(self, attribute)
@@ -143,6 +144,7 @@ class OwnerProcess:
     def close(self) -> None:
         """Gives the descriptors back, once it has ended."""
         self._process.wait()
+        self._pass_on(b"")
         for fd in (self._job_fd, *self.fds):
             os.close(fd)
         self._job_fd = self._pidfd = self._status_fd = self._stderr_fd = -1

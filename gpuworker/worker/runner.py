@@ -11,18 +11,19 @@ from gpuworker._native import ffi, lib
 from gpuworker.scheduling import Run
 from gpuworker.scheduling.sizes import MAX_BATCH_SIZE
 from gpuworker.segment import Segment
-from gpuworker.segment.wire import SLOT_BITS, SLOT_MASK
+from gpuworker.segment.wire import request_id
 from gpuworker.worker import batch
 from gpuworker.worker.exchange import Exchange
 from gpuworker.worker.handler import Handler
+from gpuworker.worker.json_logs import running
 
 log = logging.getLogger("gpuworker")
 
 
 def log_failure(name: str, error: BaseException, tickets: Sequence[int]) -> None:
     """Of a batch that has failed as a whole."""
-    ids = ", ".join(f"{ticket & SLOT_MASK}.{ticket >> SLOT_BITS}" for ticket in tickets)
-    log.error("%s failed on a batch of %d (slot.generation: %s)", name, len(tickets), ids, exc_info=error)
+    ids = ", ".join(map(request_id, tickets))
+    log.error("%s failed on a batch of %d (slot.generation: %s)", name, len(tickets), ids, exc_info=error, extra={"tickets": tickets})
 
 
 class DeviceLost(RuntimeError):
@@ -119,11 +120,13 @@ class ListRunner:
             log_failure(self._handler.name, error, tickets)
 
         try:
+            running.begin(tickets)
             if requests:
                 flight.outcomes = batch.run(self._handler.run_batch, requests, self._isolate_errors, log)
         except BaseException as error:  # SystemExit and the like: it ends the owner, but first its callers are told
             flight.outcomes, flight.fatal = [error] * len(requests), error
         finally:
+            running.end()
             if lib.gw_is_forked(self.port):  # the handler forked, and returned in its child too
                 os._exit(os.EX_SOFTWARE)
         return flight

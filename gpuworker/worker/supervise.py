@@ -16,6 +16,7 @@ from gpuworker.worker.supervisor import Supervisor
 def main(job_fd: int, status_fd: int) -> int:
     """Tells its starter how it went, once, as one line of JSON."""
     job, parent_pid, wait_for_name = receive(job_fd)
+    logs.belongs_to(job.name)
     os.close(job_fd)
     status = os.fdopen(status_fd, "w")
 
