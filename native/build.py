@@ -196,6 +196,9 @@ void gw_set_scheduling(gw_port *port, uint32_t admission, uint64_t budget_ns, ui
 void gw_read_scheduling(const gw_port *port, uint64_t *out);
 void gw_note_batch(gw_port *port, uint64_t predicted_ns, uint64_t tokens, uint64_t padded_tokens);
 uint64_t gw_retry_after_ns(const gw_port *port);
+typedef struct { uint64_t ticket, id_high, id_low, span, flags, enqueue_ns, collect_ns, dispatch_ns; } gw_traced;
+int gw_trace(gw_port *port, int64_t ticket, uint64_t id_high, uint64_t id_low, uint64_t span, uint32_t flags);
+int gw_read_traces(const gw_port *port, const uint64_t *taken, int n, gw_traced *out);
 int gw_watch_parent(int pidfd, uint64_t grace_ns);
 
 typedef void gw_parallel(void (*work)(void *), void *data, unsigned threads, unsigned flags);
@@ -230,7 +233,7 @@ const char *gw_failpoint_name(uint32_t i);
 
 SOURCES = [
     "segment.c", "port.c", "ring.c", "queue.c", "owner.c", "batch.c", "rows.c", "stream.c", "recovery.c", "semaphore.c", "wake.c", "chime.c", "forecast.c",
-    "stats.c", "watch.c", "paged_decode.c",
+    "stats.c", "trace.c", "watch.c", "paged_decode.c",
 ]  # fmt: skip
 
 ffi = FFI()

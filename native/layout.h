@@ -162,6 +162,9 @@ typedef struct {
     uint64_t reserved1[3];
     /* Third line: a post says "look at the word". Posted by the owner, waited on by the claimer; never re-initialised. See semaphore.c. */
     _Alignas(GW_LINE) _Atomic uint32_t semaphore;
+    uint32_t pad1;
+    /* By the claimer, where its requests are traced: generation and flags, trace id (two words), span id. See trace.c. */
+    _Atomic uint64_t trace_life, trace[3];
 } gw_slot;
 
 _Static_assert(sizeof(gw_slot) == 3 * GW_LINE, "a slot header is three cache lines");

@@ -193,6 +193,11 @@ void gw_set_scheduling(gw_port *port, uint32_t admission, uint64_t budget_ns, ui
 void gw_read_scheduling(const gw_port *port, uint64_t out[4]);
 void gw_note_batch(gw_port *port, uint64_t predicted_ns, uint64_t tokens, uint64_t padded_tokens);
 
+/* Tracing (trace.c): trace id, span id and flags of W3C trace context */
+typedef struct { uint64_t ticket, id_high, id_low, span, flags, enqueue_ns, collect_ns, dispatch_ns; } gw_traced;
+int gw_trace(gw_port *port, int64_t ticket, uint64_t id_high, uint64_t id_low, uint64_t span, uint32_t flags); /* the claimer's, before gw_publish */
+int gw_read_traces(const gw_port *port, const uint64_t *taken, int n, gw_traced *out);                     /* the owner's, before gw_finish */
+
 /* Parent watch (watch.c) */
 int gw_watch_parent(int pidfd, uint64_t grace_ns);
 

@@ -33,12 +33,12 @@ def test_every_error_is_exported_and_derives_from_the_base():
         ("scheduling", {"scheduling"}),
         ("payload", {"payload", "errors", "_native"}),
         ("segment", {"segment", "errors", "_native", "scheduling"}),
-        ("client", {"client", "segment", "payload", "errors", "_native", "tensors", "generating", "sampling"}),
+        ("client", {"client", "segment", "payload", "errors", "_native", "tensors", "generating", "sampling", "tracing"}),
         ("metrics", {"metrics", "segment", "errors"}),
         ("testing", {"testing", "scheduling"}),
         ("tuning", {"tuning", "testing", "scheduling", "payload", "worker"}),
         ("config", {"config", "worker", "execution", "generation", "segment", "errors"}),
-        ("worker", {"worker", "client", "segment", "payload", "scheduling", "errors", "_native"}),
+        ("worker", {"worker", "client", "segment", "payload", "scheduling", "errors", "_native", "tracing"}),
     ],
 )
 def test_import_rules(room, allowed):

@@ -28,6 +28,7 @@ from gpuworker.segment.files import group_id
 from gpuworker.segment.names import shm_name
 from gpuworker.segment.segment import state_name
 from gpuworker.segment.wire import ON_FULL, WAKE, choice
+from gpuworker.tracing import is_wanted, stamper
 
 _NO_SLOT = (-errno.EAGAIN, -errno.EDQUOT)
 _OVERFLOW = (*_NO_SLOT, -errno.ETIME)
@@ -45,6 +46,7 @@ def connect(
     group: str | None = None,
     allow_pickle: bool = False,
     length: Callable[[Any], int] | None = None,
+    tracing: bool | None = None,
 ) -> Client:
     """A client of the worker called `name`. Nothing is opened before the first request, so this may be called at import time and before a fork.
 
@@ -56,9 +58,12 @@ def connect(
     allow_pickle: values of other types cross by pickle, if the worker allows it too. Only where every process that uses this worker may run any code here.
     length: what a request counts for in the worker's length_buckets and max_batch_tokens, e.g. its tokens. Without it that is the extent of the first named
         dimension, where the worker has declared its inputs, and else the owner asks the handler's `length`.
+    tracing: each request carries the OpenTelemetry span that is current where it is sent, for the owner to add spans of its own (docs/operations.md). Default:
+        what GPUWORKER_TRACING says, or no.
     """
     return Client(
-        name, connect_timeout_s=connect_timeout_s, on_full=on_full, fallback=fallback, wake=wake, group=group, allow_pickle=allow_pickle, length=length
+        name, connect_timeout_s=connect_timeout_s, on_full=on_full, fallback=fallback, wake=wake, group=group, allow_pickle=allow_pickle, length=length,
+        tracing=tracing,
     )  # fmt: skip
 
 
@@ -76,6 +81,7 @@ class Client(Generates):
         group: str | None = None,
         allow_pickle: bool = False,
         length: Callable[[Any], int] | None = None,
+        tracing: bool | None = None,
     ) -> None:
         shm_name(name)  # a bad name is an error here, not at the first request
         choice(WAKE, wake, "wake")
@@ -93,6 +99,7 @@ class Client(Generates):
         self.name, self.connect_timeout_s, self.group, self._allow_pickle = name, connect_timeout_s, group, allow_pickle
         self._gid = -1 if group is None else group_id(group)
         self._on_full, self._fallback, self._wake, self._length = on_full, fallback, wake, length
+        self._stamp = stamper() if is_wanted(tracing) else None
         self._link: Link | None = None
         self._lock = Lock()
         self._reserved: dict[int, weakref.ref[Reservation]] = {}  # by id of the array
@@ -285,7 +292,7 @@ class Client(Generates):
             return WorkerNotFound(f"worker {self.name!r} is {state_name(state)}")
         if not segment.join():
             return SegmentError(f"all max_clients={segment.overview().max_participants} places of worker {self.name!r} are taken")
-        self._link = Link(segment, self._wake, self._allow_pickle)
+        self._link = Link(segment, self._wake, self._allow_pickle, self._stamp)
         return None
 
     def _overflow(self, problem: int, sent_to: Link, request: Any, payload: Any, deadline_ns: int, terms: int) -> Pending:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from gpuworker._native import ffi, lib
@@ -44,7 +45,9 @@ class Ending(NamedTuple):
 class Link:
     """One segment that this process has joined. Thread-safe; of no use in a forked child (calls fail with ECHILD there, and nothing is touched)."""
 
-    def __init__(self, segment: Segment, wake: str | None = None, allow_pickle: bool = False) -> None:
+    def __init__(
+        self, segment: Segment, wake: str | None = None, allow_pickle: bool = False, stamp: Callable[[Any, int], None] | None = None
+    ) -> None:
         overview = segment.overview()
         self.segment, self.port, self.pid = segment, segment.port, os.getpid()
         self.allow_pickle = allow_pickle and bool(overview.allow_pickle)  # both: any frontend can write what the segment says
@@ -55,6 +58,7 @@ class Link:
         self.fits = True  # requests go through `fit`: until the first of them finds that the worker has declared nothing
         self._declared: tuple[bytes, Contract | GenerationContract | None] | None = None  # the worker's info as it was read last, and what it says
         self._landings = Landings()
+        self.stamp = stamp  # see tracing.py: for what is claimed, before it is published
         self._responses, self._response_bytes = segment.responses, segment.response_buffers
         if wake is not None:
             lib.gw_set_wake(self.port, WAKE[wake])
@@ -110,6 +114,11 @@ class Link:
 
     def send(self, request: Any, deadline_ns: int, terms: int) -> int:
         """Enqueues a request. -> its ticket, or a negative errno when no slot was to be had; raises for payloads that cannot go."""
+        if self.stamp is not None:
+            kind, meta, data, data_bytes = encode(request, self.allow_pickle)
+            if lib.gw_is_late(self.port, terms, ffi.NULL):
+                return -errno.ETIME
+            return self._send_in_pieces(kind, meta, data, data_bytes, deadline_ns, terms)
         if request.__class__ is bytes:  # the commonest kinds are short-cut, here and in _take
             ticket: int = _submit(self.port, _BYTES, b"", 0, request, len(request), deadline_ns, terms)
             if ticket != -errno.EMSGSIZE:
@@ -367,6 +376,8 @@ class Draft:
     def publish(self, kind: int, meta_bytes: int, deadline_ns: int, terms: int) -> int:
         """READY. -> the ticket, or a negative errno."""
         flag = _SPILLED if self.spilled else 0
+        if self.link.stamp is not None:
+            self.link.stamp(self.link.port, self.ticket)
         problem: int = lib.gw_publish(self.link.port, self.ticket, describe(kind | flag, meta_bytes, self.total_bytes), deadline_ns, terms)
         self._published = not problem
         return problem or self.ticket

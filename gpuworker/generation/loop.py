@@ -21,6 +21,7 @@ from gpuworker.segment import Segment
 from gpuworker.segment.wire import describe
 from gpuworker.worker.exchange import Exchange, bare
 from gpuworker.worker.runner import DeviceLost, Turn
+from gpuworker.worker.tracer import Traced, Tracer
 
 log = logging.getLogger("gpuworker")
 
@@ -51,10 +52,13 @@ class GenerationLoop:
         self._taken = ffi.new("uint64_t[]", 2 * segment.capacity)
         self._tickets, self._at = ffi.new("uint64_t[]", segment.capacity), ffi.new("uint32_t[]", segment.capacity)
         self._gone = ffi.new("int[]", segment.capacity)
+        self._tracer: Tracer | None = None
+        self._traced: dict[int, Traced] = {}
         self.tally = Tally(segment.port, engine.scheduler.pool.block_tokens, graphs)
 
     def run(self, turn: Turn) -> None:
         """See Loop.run."""
+        self._tracer = turn.tracer
         until_ns = 0
         while True:
             count = turn.collect(until_ns)
@@ -98,6 +102,8 @@ class GenerationLoop:
     def _admit(self, count: int) -> None:
         n = lib.gw_admit(self._port, min(count, self._capacity), self._taken)
         pairs = ffi.unpack(self._taken, 2 * n)
+        if self._tracer is not None:
+            self._traced.update((one.ticket, one) for one in self._tracer.look(self._taken, n))
         for ticket, request in zip(pairs[::2], pairs[1::2], strict=True):
             try:
                 self._add(ticket, request)
@@ -281,6 +287,8 @@ class GenerationLoop:
     def _finish(self, ticket: int) -> None:
         lib.gw_finish(self._port, ffi.new("uint64_t[2]", [ticket, 0]), 1)
         self._exchange.clean_up()
+        if self._tracer is not None and (traced := self._traced.pop(ticket, None)) is not None:
+            self._tracer.done([traced], 0, "")
 
     def _end_all(self) -> None:
         """The worker ends, and these have not finished in time."""
@@ -296,6 +304,7 @@ class GenerationLoop:
             self._engine.scheduler.cancel(live.sequence)
             lib.gw_untake(self._port, ticket)
         self._live.clear()
+        self._traced.clear()
 
 
 class _Live:

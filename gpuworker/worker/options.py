@@ -10,6 +10,7 @@ from gpuworker._native import lib
 from gpuworker.segment import Geometry
 from gpuworker.segment.files import group_id
 from gpuworker.segment.wire import ADMISSION, LINE, ON_FULL, WAKE, choice
+from gpuworker.tracing import is_wanted
 
 ON_OWNER_DEATH = {"requeue": 0, "fail": 1}
 DEFAULT_BATCH_SIZE = 32
@@ -96,6 +97,8 @@ class WorkerOptions:
     """How long the handler may take to load and warm up."""
     drain_timeout_s: float = 10.0
     """How long queued and running requests may take to finish after SIGTERM."""
+    tracing: bool | None = None
+    """Make OpenTelemetry spans for requests whose clients say which trace they are part of. Default: what GPUWORKER_TRACING says, or no."""
 
     def __post_init__(self) -> None:
         for option, least, most in (
@@ -116,6 +119,7 @@ class WorkerOptions:
             raise ValueError(f'device={self.device!r}: give "cpu", "cuda" or "cuda:1"')
         if self.cuda_graphs is not None and not isinstance(self.cuda_graphs, bool):
             raise ValueError(f"cuda_graphs={self.cuda_graphs!r}: give True or False")
+        is_wanted(self.tracing)
         if self.client_quota is not None:
             _require_int("client_quota", self.client_quota, 1, self.capacity)
         for option in ("max_length", "max_batch_tokens"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from gpuworker._native import ffi, lib
@@ -21,6 +21,7 @@ from gpuworker.worker.line import Line, PlainLine
 from gpuworker.worker.options import WorkerOptions
 from gpuworker.worker.runner import Flight, ListRunner, Loop, Runner
 from gpuworker.worker.scheduled_line import ScheduledLine
+from gpuworker.worker.tracer import Traced, Tracer
 
 TICK_NS = 100_000_000  # longest sleep: bounds what a wake-up lost to a killed frontend can cost
 
@@ -41,13 +42,15 @@ class Owner:
         self._runner: Runner = ListRunner(segment, handler, self._exchange, options.isolate_errors)
         self._taken: list[Any] = []  # a buffer per batch that may be on its way
         self._dispatched = 0
-        self._flights: deque[tuple[Flight, Run]] = deque()
+        self._flights: deque[tuple[Flight, Run, Sequence[Traced]]] = deque()
+        self.tracer: Tracer | None = None
         self._pace = Pace()
         self._stop_ns: int | None = None
         self.is_handing_over = False
 
     def prepare(self) -> None:
-        """The handler has loaded."""
+        """The handler has loaded, and with it whatever exports spans."""
+        self.tracer = Tracer.of(self.segment, self.options)
         if self.handler.make_loop is not None:
             self._loop = self.handler.make_loop(self.segment, self._exchange)
         if self.handler.make_runner is not None:
@@ -137,22 +140,31 @@ class Owner:
                 self._land()
             return
         self._dispatched += 1
+        traced: Sequence[Traced] = () if self.tracer is None else self.tracer.look(taken, run.size)
         flight = self._runner.begin(run, taken)
         if self._runner.depth == 1:
             flight.finish()
+            if traced:
+                self._trace(traced, run)
             self._learn(flight, run, now_ns, time.monotonic_ns())
         else:
-            self._flights.append((flight, run))
+            self._flights.append((flight, run, traced))
             self._pace.began(flight.key, now_ns, time.monotonic_ns())
 
     def _land(self) -> None:
         """Answers the oldest batch on its way."""
-        flight, run = self._flights[0]
+        flight, run, traced = self._flights[0]
         flight.finish()
         self._flights.popleft()
+        if traced:
+            self._trace(traced, run)
         ended_ns, since_ns = time.monotonic_ns(), self._pace.since_ns
         self._pace.ended(ended_ns, not flight.failed)
         self._learn(flight, run, since_ns, ended_ns)
+
+    def _trace(self, traced: Sequence[Traced], run: Run) -> None:
+        assert self.tracer is not None
+        self.tracer.done(traced, run.size, run.reason.name.lower())
 
     def _learn(self, flight: Flight, run: Run, since_ns: int, ended_ns: int) -> None:
         if self.line.learns and not flight.failed:  # what a batch takes that is run again in halves says nothing about others
@@ -162,3 +174,5 @@ class Owner:
         """After `run`, however that ended."""
         self._runner.close()
         self.line.close()
+        if self.tracer is not None:
+            self.tracer.close()

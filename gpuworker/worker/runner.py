@@ -16,6 +16,7 @@ from gpuworker.worker import batch
 from gpuworker.worker.exchange import Exchange
 from gpuworker.worker.handler import Handler
 from gpuworker.worker.json_logs import running
+from gpuworker.worker.tracer import Tracer
 
 log = logging.getLogger("gpuworker")
 
@@ -79,6 +80,8 @@ class Turn(Protocol):
 
     is_handing_over: bool
     """The next owner is waiting for what has not been answered."""
+    tracer: Tracer | None
+    """If spans are wanted."""
 
     @property
     def is_paused(self) -> bool:

@@ -270,9 +270,39 @@ static void generations_wrap(void) {
     EQUAL(gw_release(front, after), 0);
 }
 
+/* A trace context is its own life's, and only its claimer's to write, before the request is published. */
+static void traces(void) {
+    uint64_t taken[2 * CAPACITY];
+    gw_traced found[CAPACITY];
+    int64_t ticket = gw_claim(front);
+    EQUAL(gw_trace(front, ticket, 1, 2, 3, 0x101), 0);
+    EQUAL(gw_trace(other, ticket, 9, 9, 9, 9), -ESTALE);
+    EQUAL(gw_trace(front, ticket ^ 1 << 20, 9, 9, 9, 9), -ESTALE);
+    EQUAL(gw_trace(front, CAPACITY, 9, 9, 9, 9), -ECHILD);
+    EQUAL(gw_publish(front, ticket, 0, 0, 0), 0);
+    EQUAL(gw_trace(front, ticket, 9, 9, 9, 9), -ESTALE);
+    int64_t plain = submit(front, "x");
+    EQUAL(gw_collect(r.owner, 0), 2);
+    EQUAL(gw_take(r.owner, 2, 0, taken), 2);
+    EQUAL(gw_read_traces(r.owner, taken, 2, found), 1);
+    CHECK(found[0].ticket == (uint64_t)ticket && found[0].id_high == 1 && found[0].id_low == 2 && found[0].span == 3 && found[0].flags == 1);
+    CHECK(found[0].enqueue_ns && found[0].enqueue_ns <= found[0].collect_ns && found[0].collect_ns <= found[0].dispatch_ns);
+    EQUAL(gw_answered(r.owner, ticket, 0) | gw_answered(r.owner, plain, 0), 0);
+    EQUAL(gw_release(front, ticket) | gw_release(front, plain), 0);
+    for (int k = 0; k < CAPACITY; k++) submit(front, "y"); /* in the same slots */
+    EQUAL(gw_collect(r.owner, 0), CAPACITY);
+    EQUAL(gw_take(r.owner, CAPACITY, 0, taken), CAPACITY);
+    EQUAL(gw_read_traces(r.owner, taken, CAPACITY, found), 0);
+    for (int k = 0; k < CAPACITY; k++) {
+        EQUAL(gw_answered(r.owner, (int64_t)taken[2 * k], 0), 0);
+        EQUAL(gw_release(front, (int64_t)taken[2 * k]), 0);
+    }
+    EQUAL(gw_read_traces(r.owner, (uint64_t[]){CAPACITY, 0}, 1, found), 0); /* no such slot */
+}
+
 static const named_case cases[] = {
     CASE(refused_geometry), CASE(scribbled_geometry), CASE(numbers_at_their_limits), CASE(largest_segment), CASE(histograms),
     CASE(header_read_back), CASE(malformed_requests), CASE(scribbled_ready_bits), CASE(scribbled_slots), CASE(two_segments),
-    CASE(generations_wrap)};
+    CASE(generations_wrap), CASE(traces)};
 
 int main(void) { return run_cases("edges", cases, sizeof cases / sizeof *cases); }
