@@ -111,6 +111,16 @@ def test_whatever_the_segment_says_of_its_handler_the_text_can_be_read(in_proces
     assert value(text_of(dataclasses.replace(stats, handler='a"b\\c')), "gpuworker_info", handler='a"b\\c') == 1
 
 
+def test_counters_never_go_back_while_the_owner_has_yet_to_see_what_a_reader_has_done(in_process):
+    """Statistics show abandoned requests less those whose reader had enough, which readers count first; a counter that goes back is a restart to Prometheus."""
+    stats = in_process(Gate()).stats()
+    seen = [
+        value(text_of(dataclasses.replace(stats, abandoned=max(abandoned - satisfied, 0), satisfied=satisfied)), "gpuworker_requests_abandoned_total")
+        for abandoned, satisfied in ((3, 0), (3, 1), (4, 1), (4, 6), (5, 6), (6, 6), (7, 6))
+    ]
+    assert seen == sorted(seen)
+
+
 def test_a_dead_worker_is_down_and_its_numbers_are_still_there(start):
     worker = start(handlers.identity)
     with worker.connect() as client:

@@ -34,10 +34,12 @@ def connect_async(
     group: str | None = None,
     allow_pickle: bool = False,
     length: Callable[[Any], int] | None = None,
+    tracing: bool | None = None,
 ) -> AsyncClient:
     """A client of the worker called `name` for asyncio. As `connect`, which explains the options; `fallback` may return an awaitable."""
     return AsyncClient(
-        name, connect_timeout_s=connect_timeout_s, on_full=on_full, fallback=fallback, wake=wake, group=group, allow_pickle=allow_pickle, length=length
+        name, connect_timeout_s=connect_timeout_s, on_full=on_full, fallback=fallback, wake=wake, group=group, allow_pickle=allow_pickle, length=length,
+        tracing=tracing,
     )  # fmt: skip
 
 
@@ -59,6 +61,7 @@ class AsyncClient(AsyncGenerates):
         group: str | None = None,
         allow_pickle: bool = False,
         length: Callable[[Any], int] | None = None,
+        tracing: bool | None = None,
     ) -> None:
         self._options: dict[str, Any] = {
             "connect_timeout_s": connect_timeout_s,
@@ -68,6 +71,7 @@ class AsyncClient(AsyncGenerates):
             "group": group,
             "allow_pickle": allow_pickle,
             "length": length,
+            "tracing": tracing,
         }
         Client(name, **self._options)  # mistakes are errors here, not at the first request
         self.name = name

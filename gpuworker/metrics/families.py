@@ -63,7 +63,7 @@ FAMILIES: tuple[Family, ...] = (
     counter("gpuworker_requests_failed_total", "Requests answered with an error.", lambda s: s.failed),
     counter("gpuworker_requests_cancelled_total", "Requests withdrawn by their callers, queued or running.", lambda s: s.cancelled),
     counter("gpuworker_requests_expired_total", "Requests whose deadline passed before their answer.", lambda s: s.expired),
-    counter("gpuworker_requests_abandoned_total", "Requests that ran although their callers had gone.", lambda s: s.abandoned),
+    counter("gpuworker_requests_abandoned_total", "Requests that ran on although their callers had gone, or had read enough.", lambda s: s.abandoned + s.satisfied),
     counter("gpuworker_requests_requeued_total", "Requests run again because an owner died.", lambda s: s.requeued),
     each(
         "gpuworker_requests_rejected_total", COUNTER,

@@ -30,4 +30,13 @@ GENERATION = (
     gauge("gpuworker_generation_free_blocks", "Free blocks.", _of(lambda g: g.blocks_free)),
     gauge("gpuworker_generation_block_tokens", "Tokens that a block has room for.", _of(lambda g: g.block_tokens)),
     gauge("gpuworker_generation_waste_ratio", "Share of used blocks' room that holds nothing.", _of(lambda g: g.waste)),
+    gauge(
+        "gpuworker_generation_answer_seconds",
+        "How long a request has held its slot lately, from being seen to its last token.",
+        _of(lambda g: g.answer_ms / 1e3),
+    ),
+    counter("gpuworker_generation_graph_hits_total", "Steps that replayed a CUDA graph.", _of(lambda g: g.graph_hits)),
+    counter("gpuworker_generation_graph_misses_total", "Decode steps that did not, although graphs are on.", _of(lambda g: g.graph_misses)),
+    gauge("gpuworker_generation_graphs", "CUDA graphs of steps that are kept.", _of(lambda g: g.graphs)),
+    gauge("gpuworker_generation_graph_bytes", "Device memory that they hold.", _of(lambda g: g.graph_bytes)),
 )

@@ -132,6 +132,8 @@ class Stats:
     predicted_ns: int = 0
     """The sum behind predicted_run_ms, and the next that behind observed_run_ms: for whoever takes differences."""
     observed_ns: int = 0
+    satisfied: int = 0
+    """Of the completed, those whose reader ended them; the owner counts them as abandoned, a moment later."""
 
     @classmethod
     def of(cls, name: str, group: str | None = None) -> Stats:
@@ -221,6 +223,7 @@ class Stats:
             failed_reloads=o.failed_reloads,
             predicted_ns=counts["predicted_ns"],
             observed_ns=counts["ran_ns"],
+            satisfied=asked["satisfied"],
         )
 
     def to_dict(self) -> dict[str, Any]:
