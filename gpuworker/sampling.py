@@ -62,7 +62,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
         if self.logit_bias is not None:
             _check_bias(self.logit_bias)
         if self.seed is not None:
-            _integer("seed", self.seed, -(1 << 63), _MASK, "an integer of 64 bits, or None")
+            _integer("seed", self.seed, -(1 << 63), _MASK, "an integer from -2**63 to 2**64 - 1, or None")
         _integer("logprobs", self.logprobs, -1, MAX_LOGPROBS, f"-1 (none), 0 (the chosen token's) or up to {MAX_LOGPROBS} of the likeliest tokens'")
 
     @property
@@ -97,6 +97,15 @@ def _mixed(z: int) -> int:
     return z ^ (z >> 31)
 
 
+def shown(value: Any) -> str:
+    """How a value is named in an error: as it is written in Python, and not more of it than anybody reads."""
+    try:
+        text = repr(value)
+    except Exception:  # an integer of thousands of digits, or a class whose repr fails
+        return f"something of type {type(value).__name__}"
+    return text if len(text) <= 100 else f"{text[:100]}..."
+
+
 def _real(value: Any) -> float:
     """`value` if it is a number, else one that no range has."""
     return value if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
@@ -104,17 +113,18 @@ def _real(value: Any) -> float:
 
 def _number(name: str, value: Any, fits: bool, wanted: str) -> None:
     if not fits:
-        raise ValueError(f"{name}={value!r}: give {wanted}")
+        raise ValueError(f"{name}={shown(value)}: give {wanted}")
 
 
 def _integer(name: str, value: Any, least: int, most: int, wanted: str) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise ValueError(f"{name}={value!r}: give {wanted}")
+        raise ValueError(f"{name}={shown(value)}: give {wanted}")
 
 
 def _check_bias(bias: Any) -> None:
     if not isinstance(bias, dict):
-        raise ValueError(f"logit_bias={bias!r:.100}: give a dict from token ids to what is added to their logits, or None")
+        raise ValueError(f"logit_bias={shown(bias)}: give a dict from token ids to what is added to their logits, or None")
     for token, value in bias.items():
-        _integer("a token of logit_bias", token, 0, (1 << 31) - 1, "its id, an integer of at least 0")
+        if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < 1 << 31:
+            raise ValueError(f"logit_bias: {shown(token)} is no token id; give integers from 0, as in {{50256: -100}}")
         _number(f"logit_bias[{token}]", value, BANNED <= _real(value) <= FORCED, "a number from -100 (never) to 100 (nothing else)")

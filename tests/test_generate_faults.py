@@ -142,7 +142,7 @@ def test_an_answer_that_is_ended_says_how_far_it_had_come(owner, client, kind, r
 
 def test_a_timeout_says_how_far_the_answer_had_come(owner, client):
     for read in (list, lambda stream: stream.result()):
-        stream = client.stream("a", timeout=0.05)
+        stream = client.stream("a", timeout=0.5)
         owner.admit_one().send(5, 6)
         with pytest.raises(gpuworker.DeadlineExceeded, match="not complete within the timeout; it was ended after 2 tokens") as caught:
             read(stream)

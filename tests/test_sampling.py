@@ -19,7 +19,7 @@ WRONG = {
     "presence_penalty": ([-2.1, 2.1, math.nan], "from -2 to 2"),
     "frequency_penalty": ([-2.1, 2.1, math.nan], "from -2 to 2"),
     "logit_bias": ([[1], {"7": 1.0}, {-1: 1.0}, {7: 101}, {7: -math.inf}, {7: math.nan}, {7: None}], "give"),
-    "seed": ([1.0, 1 << 64, -(1 << 63) - 1, True], "an integer of 64 bits, or None"),
+    "seed": ([1.0, 1 << 64, -(1 << 63) - 1, True], "an integer from -2\\*\\*63 to 2\\*\\*64 - 1, or None"),
     "logprobs": ([-2, 21, 1.0, True], "up to 20"),
 }
 

@@ -1,9 +1,10 @@
-"""Argument types of the commands that simulate: numbers within bounds. A mistake is answered with what to give."""
+"""Argument types of the commands: numbers within bounds. A mistake is answered with what to give."""
 
 from __future__ import annotations
 
 import argparse
 import math
+import re
 
 from gpuworker.cli.text import shorten
 
@@ -28,6 +29,15 @@ def integer(text: str, least: int, most: int) -> int:
     if not least <= value <= most:
         raise argparse.ArgumentTypeError(f"{shorten(text, 40)}: give an integer from {least:,} to {most:,}")
     return value
+
+
+def size_bytes(text: str) -> int:
+    """An argument type: bytes, or with a unit: 65536, 512MiB, 2GiB, 2GB."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?(k|m|g|t)?(i)?b?", text.strip(), re.IGNORECASE | re.ASCII)
+    if found is None or (found[3] and not found[2]):
+        raise argparse.ArgumentTypeError(f"{shorten(text, 40)}: give a number of bytes, or of another unit, as in 512MiB, 2GiB or 2GB")
+    factor: int = (1024 if found[3] else 1000) ** (" kmgt".index(found[2].lower()) if found[2] else 0)
+    return int(found[1]) * factor if found[1].isdecimal() else round(float(found[1]) * factor)
 
 
 def positive(text: str) -> float:

@@ -14,6 +14,7 @@ import textwrap
 import typing
 from typing import Any
 
+from gpuworker.cli.numbers import size_bytes
 from gpuworker.cli.target import CommandError, worker_name
 from gpuworker.config import keys, layers, served
 from gpuworker.config.keys import Setting
@@ -83,9 +84,9 @@ def add_models(parser: Any) -> None:
     )
     parser.add_argument(
         "--kv-cache-bytes",
-        type=int,
+        type=size_bytes,
         metavar="BYTES",
-        help="generation: memory for keys and values (default: most of what is free on a GPU, 1 GiB on the CPU)",
+        help="generation: memory for keys and values, e.g. 2GiB (default: most of what is free on a GPU, 1 GiB on the CPU)",
     )
     parser.add_argument(
         "--max-model-tokens", type=int, metavar="N", help="generation: longest prompt and answer together (default: what the model was made for)"
@@ -109,7 +110,7 @@ def add_options(parser: Any) -> None:
         if kind is bool:
             about["action"] = argparse.BooleanOptionalAction
         else:
-            about.update(type=kind, metavar=metavar(field.name, kind, doc))
+            about.update(type=size_bytes if field.name.endswith("_bytes") else kind, metavar=metavar(field.name, kind, doc))
         parser.add_argument("--" + field.name.replace("_", "-"), dest=field.name, **about)
 
 

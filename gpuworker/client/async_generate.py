@@ -49,8 +49,8 @@ class AsyncGenerates:
     async def generate(self, prompt: Any, *, n: int = 1, timeout: float | None = None, **options: Unpack[Options]) -> Any:
         """What the model says after `prompt`: arguments, result and errors are those of `Client.generate`. A task that is cancelled withdraws the request."""
         deadline_ns = 0 if timeout is None else deadline(timeout)
-        wish = _wish("generate", prompt, options)
-        results = await _results(self._here(), wish, samples(n), deadline_ns)
+        n, wish = samples(n), _wish("generate", prompt, options)
+        results = await _results(self._here(), wish, n, deadline_ns)
         return results if n > 1 else results[0]
 
     def stream(self, prompt: Any, *, timeout: float | None = None, **options: Unpack[Options]) -> AsyncStream:

@@ -16,6 +16,7 @@ from typing import Any
 
 from gpuworker.client.tokenizer import content_of
 from gpuworker.errors import GpuWorkerError, InvalidRequest
+from gpuworker.sampling import shown
 
 FILES = ("chat_template.jinja", "tokenizer_config.json", "special_tokens_map.json")
 SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -27,7 +28,8 @@ def render(directory: str, messages: Sequence[Any]) -> str:
     no template; GpuWorkerError or OSError where a file cannot be used."""
     for message in messages:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise InvalidRequest(f'messages: give dicts like {{"role": "user", "content": "Hello"}}, not {message!r:.100}')
+            raise InvalidRequest(f'messages: give dicts like {{"role": "user", "content": "Hello"}}, not {shown(message)}')
+        _check_content(message)
     source, special = _read(directory, tuple(_version(os.path.join(directory, name)) for name in FILES))
     if source is None:
         raise InvalidRequest(f"the model in {directory} has no chat template (chat_template.jinja): give a str, or token ids")
@@ -38,6 +40,17 @@ def render(directory: str, messages: Sequence[Any]) -> str:
     except (template_error, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
         raise InvalidRequest(f"the model's chat template does not take these messages: {error}") from error
     return text
+
+
+def _check_content(message: Mapping[str, Any]) -> None:
+    """A template would take most things, and make a text of them that nobody wanted: `None`, or b'Hello' with its b."""
+    content = message.get("content")
+    has_parts = isinstance(content, (list, tuple)) and all(isinstance(part, Mapping) for part in content)
+    says_something_else = content is None and len(message.keys() - {"role", "content", "name"}) > 0  # tool_calls, say; the template knows, or refuses
+    if not isinstance(content, str) and not has_parts and not says_something_else:
+        raise InvalidRequest(
+            f"messages: the content of a message is a str, or a list of parts where the model's template takes them, not {shown(content)}"
+        )
 
 
 def _version(file: str) -> tuple[int, int, int] | None:

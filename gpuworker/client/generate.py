@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from gpuworker.client.order import Order, Wish
     from gpuworker.client.stream import Stream
 
+MAX_SAMPLES = 1024
+"""`n` at the most: what one call waits for should have an end."""
 _NO_SLOT = (-errno.EAGAIN, -errno.EDQUOT)
 
 
@@ -59,7 +61,7 @@ class Generates:
         what went wrong in the owner. A client's fallback is not for this: without a slot it is QueueFull.
         """
         deadline_ns = 0 if timeout is None else deadline(timeout)
-        samples(n)
+        n = samples(n)
         wish = wish_of(
             prompt,
             max_tokens=max_tokens,
@@ -132,19 +134,14 @@ def wish_of(prompt: Any, **options: Any) -> Wish:
     """All keywords of `Client.stream` but timeout. Raises InvalidRequest."""
     from gpuworker.client.order import Wish
 
-    options["logit_bias"] = _plain(options["logit_bias"])
     return Wish(prompt, **options)
 
 
 def samples(n: int) -> int:
     """The number of samples, checked. Raises InvalidRequest."""
-    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-        raise InvalidRequest(f"n={n!r}: give how many samples, at least 1")
-    return n
+    from gpuworker.client.arguments import integer
 
-
-def _plain(bias: Mapping[int, float] | None) -> dict[int, float] | None:
-    return dict(bias) if isinstance(bias, Mapping) else bias
+    return integer("n", n, 1, MAX_SAMPLES)
 
 
 def _results(client: Client, wish: Wish, n: int, deadline_ns: int) -> list[Any]:

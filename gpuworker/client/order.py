@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import os
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -12,12 +11,13 @@ import numpy as np
 
 from gpuworker._native import lib
 from gpuworker.client import chat, vocabulary
+from gpuworker.client.arguments import integer, plain, prompt_ids, strings, token_ids
 from gpuworker.client.contract import GenerationContract
 from gpuworker.client.terms import MAX_PRIORITY
 from gpuworker.client.text import Detokenizer
 from gpuworker.errors import InvalidRequest
 from gpuworker.generating import GenerationRequest, entry_dtype
-from gpuworker.sampling import SamplingParams
+from gpuworker.sampling import MAX_LOGPROBS, SamplingParams, shown
 
 
 class Order(NamedTuple):
@@ -53,19 +53,15 @@ class Wish:
     ) -> None:
         """sampling: the other fields of SamplingParams."""
         self._prompt, self._ignore_eos = prompt, ignore_eos
-        self._max_tokens = _integer("max_tokens", max_tokens, 0, 1 << 30)
-        self._priority = _integer("priority", priority, 0, MAX_PRIORITY)
-        self._stop_ids = tuple(_integer("stop_ids", one, 0, (1 << 31) - 1) for one in stop_ids)
-        self._stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
-        for one in self._stops:
-            if not isinstance(one, str) or not one:
-                raise InvalidRequest(f"stop={one!r}: give strings of at least one character")
+        self._max_tokens = integer("max_tokens", max_tokens, 0, 1 << 30)
+        self._priority = integer("priority", priority, 0, MAX_PRIORITY)
+        self._stop_ids, self._stops = token_ids("stop_ids", stop_ids), strings("stop", stop)
         if not isinstance(ignore_eos, bool):
-            raise InvalidRequest(f"ignore_eos={ignore_eos!r}: give True or False")
+            raise InvalidRequest(f"ignore_eos={shown(ignore_eos)}: give True or False")
         if logprobs is not None:
-            sampling["logprobs"] = _integer("logprobs", logprobs, 0, 1 << 30)
-        sampling = {name: value.item() if isinstance(value, np.generic) else value for name, value in sampling.items()}
-        seed = seed.item() if isinstance(seed, np.generic) else seed
+            sampling["logprobs"] = integer("logprobs", logprobs, 0, MAX_LOGPROBS, ", or None")
+        sampling = {name: plain(value) for name, value in sampling.items()}
+        seed = plain(seed)
         try:
             self._sampling = SamplingParams(seed=seed, **sampling)
         except ValueError as error:
@@ -117,32 +113,5 @@ class Wish:
                 prompt = words.encode(chat.render(contract.directory, prompt), add_special_tokens=False)  # the template has them
             elif words is not None and isinstance(prompt, str):
                 prompt = words.encode(prompt)
-            self._read = contract, words, _checked_ids(prompt, contract.vocabulary)
+            self._read = contract, words, prompt_ids(prompt, contract.vocabulary)
         return self._read[1:]
-
-
-def _checked_ids(prompt: Any, vocabulary: int) -> Any:
-    wanted = 'give a str, token ids as a list or an array of one dimension, or messages like [{"role": "user", "content": "Hello"}]'
-    if isinstance(prompt, (bytes, Mapping)):
-        raise InvalidRequest(f"prompt: {wanted}, not {type(prompt).__name__}")
-    try:
-        ids = np.asarray(prompt)
-    except (TypeError, ValueError, OverflowError, RuntimeError):
-        raise InvalidRequest(f"prompt: {wanted}") from None
-    if ids.ndim == 1 and not len(ids):
-        raise InvalidRequest("prompt: it is empty; give at least one token, e.g. the one that the model's texts begin with")
-    if ids.ndim != 1 or ids.dtype.kind not in "iu":
-        raise InvalidRequest(f"prompt: {wanted}, not {ids.ndim} dimensions of {ids.dtype}")
-    if not 0 <= ids.min() <= ids.max() < vocabulary:
-        raise InvalidRequest(f"prompt: this model's tokens go from 0 to {vocabulary - 1:,}, and these from {ids.min():,} to {ids.max():,}")
-    return ids.astype(np.int32)
-
-
-def _integer(name: str, value: Any, least: int, most: int) -> int:
-    try:
-        number = -1 if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        number = -1
-    if not least <= number <= most:
-        raise InvalidRequest(f"{name}={value!r}: give integers from {least} to {most:,}")
-    return number

@@ -15,8 +15,12 @@ if TYPE_CHECKING:
 
 
 def deadline(timeout: float) -> int:
-    """When `timeout` seconds from now will have passed, on CLOCK_MONOTONIC in ns. Raises ValueError for a negative one or nan."""
-    if not timeout >= 0:
+    """When `timeout` seconds from now will have passed, on CLOCK_MONOTONIC in ns. Raises ValueError for what is no number, a negative one or nan."""
+    try:
+        is_one = bool(timeout >= 0)
+    except (TypeError, ValueError):
+        is_one = False
+    if not is_one:
         raise ValueError(f"timeout={timeout!r}: give seconds >= 0, or None for no limit")
     return time.monotonic_ns() + int(min(timeout, 1e9) * 1e9)
 

@@ -11,6 +11,7 @@ import torch
 from gpuworker.execution.failures import Failure, check_device, kind_of
 from gpuworker.generation.blocks import BlockPool
 from gpuworker.generation.engine import Engine
+from gpuworker.generation.files import check_given
 from gpuworker.generation.gate import max_tokens
 from gpuworker.generation.graphs import DecodeGraphs
 from gpuworker.generation.loop import GenerationLoop
@@ -64,13 +65,14 @@ class GenerationHandler:
     _graphs: DecodeGraphs | None = None
 
     def __init__(self, directory: str | os.PathLike[str] | None = None, **given: Any) -> None:
-        """The instance travels to its owner as it is here: what is given and no model."""
+        """The instance travels to its owner as it is here: what is given and no model. Raises TypeError and ValueError saying what to give."""
         unknown = given.keys() - {"dtype", "device", "max_model_tokens", "kv_cache_bytes", "prefix_caching", "cuda_graphs"}
         if unknown:
             raise TypeError(f"GenerationHandler knows no {sorted(unknown)[0]}=")
         vars(self).update({name: value for name, value in {"directory": directory, **given}.items() if value is not None})
         if self.directory is None:
             raise TypeError("GenerationHandler needs the directory of a model: GenerationHandler('/models/SmolLM2-135M-Instruct')")
+        check_given(self)
         self.directory = os.path.abspath(self.directory)
         self.__qualname__ = f"{type(self).__qualname__}({self.directory})"
 
@@ -82,8 +84,6 @@ class GenerationHandler:
         if not os.path.isfile(os.path.join(directory, "config.json")):
             raise FileNotFoundError(f"{directory} is no directory of a model: there is no config.json in it")
         config = AutoConfig.from_pretrained(directory, local_files_only=True)
-        if self.dtype not in (None, "float32", "bfloat16", "float16"):
-            raise ValueError(f"dtype={self.dtype!r}: choose 'float32', 'bfloat16' or 'float16'")
         dtype = getattr(torch, self.dtype) if self.dtype else "auto"
         model: Any = AutoModelForCausalLM.from_pretrained(directory, config=config, dtype=dtype, local_files_only=True, use_safetensors=True)
         device = self.resolved_device
