@@ -100,6 +100,7 @@ UNFIT = [
     (lambda directory: (directory / "tokenizer.json").unlink(), "has no tokenizer.json, which is what clients tokenise with"),
     (lambda directory: (directory / "model.safetensors").unlink(), "has no weights: there is no model.safetensors"),
     (lambda directory: (directory / "config.json").write_text("{"), "config.json is no JSON"),
+    (lambda directory: change_json(directory / "config.json", quantization_config={"quant_method": "awq"}), "holds quantised weights (awq)"),
     (encoder, "holds BertModel, which generates no text; an encoder is served with --hf-encoder"),
     (lambda directory: change_json(directory / "config.json", is_encoder_decoder=True), "is an encoder with a decoder"),
     (lambda directory: change_json(directory / "config.json", architectures=["LlamaModel"]), "holds LlamaModel, which generates no text"),

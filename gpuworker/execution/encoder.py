@@ -11,6 +11,7 @@ import torch
 from gpuworker.client.tokenizer import entry_of
 from gpuworker.execution.encoder_files import EncoderFiles
 from gpuworker.execution.handler import TensorHandler
+from gpuworker.execution.pretrained import load_whole
 from gpuworker.tensors import TensorSpec
 
 FLOATS = ("float32", "bfloat16", "float16")
@@ -66,7 +67,8 @@ class HFEncoder(TensorHandler):
         longest = min(files.max_length, self.max_length or files.max_length)
         self._tokenizer = entry_of(files.tokenizer, longest, files.lower)
         self._pooling, self._normalize = self.pooling or files.pooling, files.normalize if self.normalize is None else self.normalize
-        self._model = _load_model(files.directory, self.dtype or "float32").to(self.resolved_device)
+        model = load_whole("AutoModel", files.directory, getattr(torch, self.dtype or "float32"), lambda name: name.startswith("pooler."))
+        self._model = model.to(self.resolved_device)
         _check_positions(self._model, longest)
         self._tokenizer["types"] = self._tokenizer["types"] and "token_type_ids" in inspect.signature(self._model.forward).parameters
         config = self._model.config
@@ -107,34 +109,6 @@ class HFEncoder(TensorHandler):
         if torch.equal(states[0, 0], states[1, 0]):
             raise ValueError(f"{self.directory}: {type(self._model).__name__} is a decoder-only model; an encoder is needed")
         return int(states.shape[-1])
-
-
-def _load_model(directory: str, dtype: str) -> Any:
-    """In eval mode, on the CPU. Raises ImportError without transformers, OSError or ValueError for files that make no whole model."""
-    try:
-        from transformers import AutoModel
-        from transformers.utils import logging as progress
-    except ImportError as error:
-        raise ImportError(f"HFEncoder needs transformers: pip install 'gpuworker[hf]' ({error})") from error
-    bars: Any = progress
-    has_bar = bars.is_progress_bar_enabled()
-    bars.disable_progress_bar()
-    try:
-        model, report = AutoModel.from_pretrained(
-            directory,
-            dtype=getattr(torch, dtype),
-            local_files_only=True,
-            trust_remote_code=False,
-            use_safetensors=True,
-            output_loading_info=True,
-        )
-    finally:
-        if has_bar:
-            bars.enable_progress_bar()
-    missing = sorted(name for name in report["missing_keys"] if not name.startswith("pooler."))  # whose vector nobody uses
-    if missing:
-        raise ValueError(f"{directory} has no weights for {len(missing)} parameters of {type(model).__name__}: {', '.join(missing[:3])}, ...")
-    return model.eval()
 
 
 def _check_positions(model: Any, longest: int) -> None:

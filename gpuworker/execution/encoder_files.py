@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from gpuworker.execution.model_directory import check_files, check_unquantised, read_json
 
 if TYPE_CHECKING:
     from gpuworker.execution.encoder import HFEncoder
@@ -53,11 +54,12 @@ class EncoderFiles:
     def read(cls, directory: str | os.PathLike[str]) -> EncoderFiles:
         """Raises OSError or ValueError, with what is wrong with the directory, for one that HFEncoder cannot serve."""
         root = Path(os.path.abspath(directory))
-        _check_files(root)
-        config = _json(root / "config.json")
+        check_files(root)
+        config = read_json(root / "config.json")
+        check_unquantised(root, config)
         _check_config(root, config)
-        tokenizer = _json(root / "tokenizer_config.json")
-        sentence = _json(root / "sentence_bert_config.json")
+        tokenizer = read_json(root / "tokenizer_config.json")
+        sentence = read_json(root / "sentence_bert_config.json")
         modules, normalize = _modules(root)
         pooling = "mean" if modules is None else _pooling(root / modules / "config.json")
         pad_id = config.get("pad_token_id")
@@ -102,21 +104,6 @@ def buckets(longest: int) -> tuple[int, ...]:
     return (*found, longest)
 
 
-def _check_files(root: Path) -> None:
-    if not root.is_dir():
-        raise FileNotFoundError(f"{root} is no directory; give one that save_pretrained has written (nothing is downloaded)")
-    if not (root / "config.json").is_file():
-        raise FileNotFoundError(f"{root} has no config.json; give a directory that save_pretrained has written")
-    if not any((root / name).is_file() for name in ("model.safetensors", "model.safetensors.index.json")):
-        pickled = "; pytorch_model.bin is a pickle, which may run any code: load it and save_pretrained it once"
-        raise FileNotFoundError(f"{root} has no weights: there is no model.safetensors{pickled if (root / 'pytorch_model.bin').exists() else ''}")
-    if not (root / "tokenizer.json").is_file():
-        raise FileNotFoundError(
-            f"{root} has no tokenizer.json, which is what clients tokenise with; AutoTokenizer.from_pretrained(...).save_pretrained({str(root)!r}) writes one, "
-            "unless the model has a slow tokenizer only"
-        )
-
-
 def _check_config(root: Path, config: dict[str, Any]) -> None:
     architectures = [name for name in config.get("architectures") or () if isinstance(name, str)]
     if config.get("is_decoder") is True or any(name.endswith("ForCausalLM") or name == "GPT2LMHeadModel" for name in architectures):
@@ -129,7 +116,7 @@ def _modules(root: Path) -> tuple[str | None, bool]:
     """(folder of the pooling, whether vectors are normalised) as modules.json has it; without one: mean pooling, normalised."""
     if not (root / "modules.json").exists():
         return ("1_Pooling" if (root / "1_Pooling" / "config.json").exists() else None), True
-    modules = _json(root / "modules.json", list)
+    modules = read_json(root / "modules.json", list)
     pooling, kinds = None, []
     for module in modules:
         kind = str(module.get("type", "")).rpartition(".")[2] if isinstance(module, dict) else "?"
@@ -144,22 +131,9 @@ def _modules(root: Path) -> tuple[str | None, bool]:
 
 
 def _pooling(file: Path) -> str:
-    config = _json(file)
+    config = read_json(file)
     modes = config.get("pooling_mode") or [mode for flag, mode in POOLING_FLAGS.items() if config.get(flag) is True] or "mean"
     modes = [modes] if isinstance(modes, str) else modes
     if modes not in (["mean"], ["cls"]):
         raise ValueError(f"{file}: pooling by {' and '.join(map(str, modes))} is not supported; mean and cls are")
     return str(modes[0])
-
-
-def _json(file: Path, kind: type = dict) -> Any:
-    """The file's contents; empty where there is no such file."""
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return kind()
-    except ValueError as error:
-        raise ValueError(f"{file} is no JSON: {error}") from None
-    if not isinstance(value, kind):
-        raise ValueError(f"{file}: a JSON {'object' if kind is dict else 'list'} is needed")
-    return value

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuworker.execution.encoder_files import _check_files, _json
+from gpuworker.execution.model_directory import check_files, check_unquantised, read_json
 from gpuworker.sampling import shown
 
 if TYPE_CHECKING:
@@ -25,15 +25,21 @@ def check_directory(directory: str | os.PathLike[str]) -> str:
     root = Path(os.path.abspath(directory))
     if root.is_file() and root.suffix == ".gguf":
         raise NotADirectoryError(f"{root} is a file of weights, not a directory; serve it with --gguf")
-    _check_files(root)
-    config = _json(root / "config.json")
+    check_files(root)
+    config = read_json(root / "config.json")
+    check_kind(root, config)
+    return str(root)
+
+
+def check_kind(root: Path, config: dict[str, Any]) -> None:
+    """ValueError for a model that generates no text, or whose weights are quantised. config: its config.json."""
+    check_unquantised(root, config)
     names = [name for name in config.get("architectures") or () if isinstance(name, str)]
     kind = ", ".join(names) or config.get("model_type")
     if config.get("is_encoder_decoder") is True:
         raise ValueError(f"{root} is an encoder with a decoder ({kind}); a decoder alone is needed")
     if names and not any(name.endswith(GENERATING) for name in names):
         raise ValueError(f"{root} holds {kind}, which generates no text; an encoder is served with --hf-encoder")
-    return str(root)
 
 
 def check_given(handler: GenerationHandler) -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from gpuworker.execution.failures import Failure, check_device, kind_of
+from gpuworker.execution.model_directory import check_weights, read_json
+from gpuworker.execution.pretrained import load_whole
 from gpuworker.generation.blocks import BlockPool
 from gpuworker.generation.engine import Engine
-from gpuworker.generation.files import check_given
+from gpuworker.generation.files import check_given, check_kind
 from gpuworker.generation.gate import max_tokens
 from gpuworker.generation.graphs import DecodeGraphs
 from gpuworker.generation.loop import GenerationLoop
@@ -78,18 +81,16 @@ class GenerationHandler:
 
     def load(self) -> None:
         """Reads the model. Raises OSError or ValueError for a directory that cannot be served."""
-        from transformers import AutoConfig, AutoModelForCausalLM
-
-        directory = str(self.directory)
-        if not os.path.isfile(os.path.join(directory, "config.json")):
-            raise FileNotFoundError(f"{directory} is no directory of a model: there is no config.json in it")
-        config = AutoConfig.from_pretrained(directory, local_files_only=True)
-        dtype = getattr(torch, self.dtype) if self.dtype else "auto"
-        model: Any = AutoModelForCausalLM.from_pretrained(directory, config=config, dtype=dtype, local_files_only=True, use_safetensors=True)
+        root = Path(str(self.directory))
+        if not (root / "config.json").is_file():
+            raise FileNotFoundError(f"{root} is no directory of a model: there is no config.json in it")
+        check_kind(root, read_json(root / "config.json"))
+        check_weights(root)
+        model = load_whole("AutoModelForCausalLM", str(root), getattr(torch, self.dtype) if self.dtype else "auto")
         device = self.resolved_device
         if device.type == "cuda":
             torch.cuda.set_device(device)  # kernels of Triton are launched on the current one
-        self._model = model.eval().to(device)
+        self._model = model.to(device)
 
     def prepare(self) -> None:
         """After `load`: sizes the cache and makes the engine. Raises RuntimeError and ValueError saying what is too small, or not supported."""
