@@ -239,6 +239,13 @@ class FakeCuda:
         return self.offset - 1
 
 
+class OneDevice(FakeCuda):
+    """What is made on the device of some tensor is on the simulated one: all of the model's tensors are."""
+
+    def call(self, func, args, kwargs):
+        return super().call(func, args, kwargs | {"device": DEVICE} if kwargs.get("device") == torch.device("cpu") else kwargs)
+
+
 class Stream:
     def __init__(self, api, device=None, priority=0):
         self.api, self.items = api, deque()

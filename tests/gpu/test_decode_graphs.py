@@ -10,7 +10,7 @@ from gpuworker.generation.graphs import DecodeGraphs, row_buckets
 from gpuworker.generation.handler import GenerationHandler
 from gpuworker.generation.model import PagedModel
 from gpuworker.worker.options import WorkerOptions
-from tests.test_decode_graphs import BLOCKS, ROWS, TOKENS, drive, make_scheduler, traffic, waits
+from tests.simulated_decode import BLOCKS, ROWS, TOKENS, drive, make_scheduler, traffic, waits
 from tests.test_generation_families import generate
 from tests.test_generation_families import make_scheduler as scheduler_for
 from tests.test_paged_attention import scattered
