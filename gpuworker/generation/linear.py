@@ -48,18 +48,16 @@ class Part(torch.nn.Module):
         """parts: all of them, this one included. first, size: where its outputs are among the whole's."""
         super().__init__()
         self._whole, self._parts, self._first, self._size = [whole], parts, first, size  # a list: not a module of this one
-        self._input: torch.Tensor | None = None
-        self._output: torch.Tensor | None = None
+        self._held: list[torch.Tensor] = []  # the input, and its output; filled and emptied in place, which costs less than a module's attributes do
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """[..., in] -> [..., out]."""
-        if self._input is not rows:
+        if not self._held or self._held[0] is not rows:
             found = self._whole[0](rows)
             for part in self._parts:
-                part._input, part._output = rows, found[..., part._first : part._first + part._size]
-        output = self._output
-        self._input = self._output = None
-        assert output is not None
+                part._held[:] = rows, found[..., part._first : part._first + part._size]
+        output = self._held[1]
+        self._held.clear()
         return output
 
 
