@@ -13,7 +13,7 @@
 
 #define GROUP 4                  /* queries that are computed together: their sums fit into registers */
 #define SCRATCH 4096             /* floats of all queries, and as many of all sums, of what one thread is at: they stay in the nearest caches */
-#define ALONE_BYTES (192 << 10)  /* of keys and values: what is read in less time than other threads take to begin */
+#define ALONE_BYTES (192 << 10) /* of keys and values: what is read in less time than other threads take to begin */
 
 #ifdef __has_builtin
 #if __has_builtin(__builtin_shufflevector)
