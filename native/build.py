@@ -122,6 +122,7 @@ int gw_phase(gw_port *port, int64_t ticket);
 int64_t gw_unsettled(gw_port *port);
 #define GW_TO_THE_END ...
 int gw_set_chimes(gw_port *port, const char *prefix, int64_t gid);
+int gw_spin_briefly(gw_port *port, int64_t ticket);
 int gw_has_news(const gw_port *port, int64_t ticket, uint32_t seen);
 int gw_poll_many(gw_port *port, int fd, const int64_t *tickets, const uint32_t *seen, uint32_t *found, uint32_t *is_over);
 

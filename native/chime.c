@@ -153,5 +153,9 @@ int gw_poll_many(gw_port *port, int fd, const int64_t *tickets, const uint32_t *
     int n = 0;
     for (uint32_t i = 0; i < port->capacity; i++) /* F3 */
         if (tickets[i] && gw_has_news(port, tickets[i], seen[i])) found[n++] = i;
+    if (n == 1 && fd >= 0 && seen[found[0]] == GW_TO_THE_END) { /* would a brief spin have been enough? */
+        const gw_slot *slot = &port->slots[found[0]];
+        if (gw_phase_of(GW_LOAD(&slot->word)) == GW_DONE) gw_brief_learn(port, slot->done_ns - GW_PEEK(&slot->enqueue_ns));
+    }
     return n;
 }

@@ -33,7 +33,7 @@ typedef struct gw_port {
     _Atomic uint32_t inflight;        /* slots this process holds */
     _Atomic uint32_t home;            /* where the next claim starts probing: the slot freed last */
     _Atomic uint32_t blocked;         /* threads of this process waiting for a free slot */
-    gw_spinner response_spin, request_spin;
+    gw_spinner response_spin, request_spin, brief_spin;
     gw_item *backlog;                 /* the owner's: requests collected and not taken, sorted by enqueue time */
     uint64_t *in_backlog;             /* by slot: the ticket that entered the backlog last, or none once it is taken */
     _Atomic uint64_t *running;        /* by slot: the ticket that gw_take took and gw_finish or gw_untake has not ended, or none */
@@ -99,6 +99,7 @@ int64_t gw_unsettled(gw_port *port);                                /* see ring.
 /* Event loops (chime.c) */
 #define GW_TO_THE_END UINT32_MAX
 int gw_set_chimes(gw_port *port, const char *prefix, int64_t gid); /* before anything else: where the FIFOs are, and whose */
+int gw_spin_briefly(gw_port *port, int64_t ticket); /* wake.c */
 int gw_has_news(const gw_port *port, int64_t ticket, uint32_t seen);
 int gw_poll_many(gw_port *port, int fd, const int64_t *tickets, const uint32_t *seen, uint32_t *found, uint32_t *is_over);
 
@@ -229,6 +230,7 @@ void gw_lock_ports(void); /* port.c: also held across a fork */
 void gw_unlock_ports(void);
 void gw_space_wake(gw_port *port);
 int gw_spin_until(gw_port *port, gw_spinner *spinner, const _Atomic uint64_t *words, uint32_t n, uint64_t wanted, uint64_t until_ns);
+void gw_brief_learn(gw_port *port, uint64_t ns);
 void gw_spin_learn(gw_spinner *spinner, uint64_t ns);
 
 #define GW_SLOT_BITS 12

@@ -30,6 +30,7 @@
 #define LOOKS_A_ROUND 32
 #define SPIN_ROUNDS 48
 #define SPIN_NS 50000u  /* about what those rounds take on a core of their own */
+#define BRIEF_NS 20000u
 #define SHORT_ROUNDS 4    /* rounds of a single look, on a core that others want, count as one */
 #define ALONE_NS 1500u  /* a sched_yield that finds nobody else returns within this */
 #define FOREIGN_NS 1000000u
@@ -157,6 +158,35 @@ int gw_spin_until(gw_port *port, gw_spinner *spinner, const _Atomic uint64_t *wo
         else learn(spinner, 0);
         return seen_among(words, n, wanted);
     }
+}
+
+/* For an event loop that has nothing else on its way, before it goes back to what it does: as gw_wait spins, if that pays, but for BRIEF_NS at most. 1: the
+ * ticket is answered. What had been answered within that time without a spin is told by gw_brief_learn. */
+int gw_spin_briefly(gw_port *port, int64_t ticket) {
+    gw_slot *slot = gw_slot_at(port, ticket);
+    if (!slot || gw_is_forked(port)) return 0;
+    uint64_t done = gw_word(gw_life_of(ticket), port->me, GW_DONE);
+    if (GW_LOAD(&slot->word) == done) return 1;
+    if (port->wake == GW_PARK || !should_spin(port, &port->brief_spin)) return 0;
+    uint64_t until = gw_now() + BRIEF_NS;
+    for (int looks = 0;; looks++) {
+        if (GW_LOAD(&slot->word) == done) break;
+        relax();
+        if (looks % LOOKS_A_ROUND) continue;
+        uint64_t before = gw_now();
+        if (before >= until) {
+            learn(&port->brief_spin, 0);
+            return 0;
+        }
+        sched_yield();
+        if (gw_now() - before > FOREIGN_NS) back_off(&port->brief_spin);
+    }
+    learn(&port->brief_spin, 1);
+    return 1;
+}
+
+void gw_brief_learn(gw_port *port, uint64_t ns) {
+    if (ns <= BRIEF_NS) learn(&port->brief_spin, 1);
 }
 
 /* After a wait that slept: what it waited for came `ns` after its start, the sleeper's own wake-up not counted. */

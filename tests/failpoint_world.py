@@ -3,6 +3,7 @@
 `python -m tests.failpoint_world` reads commands as lines of JSON, (method, arguments), and answers each with the list of what went wrong.
 """
 
+import asyncio
 import contextlib
 import ctypes
 import faulthandler
@@ -135,6 +136,7 @@ class Frontend:
     def round(self):
         with gpuworker.connect(self.name, on_full="block") as client, contextlib.suppress(*self.errors):
             self.submits(client)
+            asyncio.run(self.awaits())
             self.cancels(client)
             self.waits_for_room(client)
             self.cancels_under_a_waiter(client)
@@ -149,6 +151,14 @@ class Frontend:
         self.submit(client, bytes(10_000))
         with contextlib.suppress(gpuworker.DeadlineExceeded):
             client.submit(self.ask("slow", 4), timeout=0.001)
+
+    async def awaits(self):
+        async with gpuworker.AsyncClient(self.name, on_full="block") as client:
+            requests = [self.ask("slow", 1), *(self.ask("echo") for _ in range(5))]  # more than the quota
+            answers = await asyncio.gather(*(client.submit(request, timeout=PATIENCE_S) for request in requests), return_exceptions=True)
+            for request, got in zip(requests, answers, strict=True):
+                if not isinstance(got, self.errors):
+                    self.check(request, got)
 
     def cancels(self, client):
         link = client._link  # None while there is no worker, in the scenarios that kill it
@@ -252,8 +262,8 @@ class Bystanders:
             segment = Segment.attach(self.name)
             eventually(lambda: segment.overview().in_use == 0, f"{what}: all slots are free")
             eventually(lambda: lib.gw_next_participant(segment.port, 0) == 0, f"{what}: all places are free")
-            spilled = f"gpuworker-{self.name}.spill-"
-            eventually(lambda: not any(file.startswith(spilled) for file in os.listdir("/dev/shm")), f"{what}: no file is left")
+            beside = f"gpuworker-{self.name}."
+            eventually(lambda: not any(file.startswith(beside) for file in os.listdir("/dev/shm")), f"{what}: no file is left")
 
     def end(self):
         for pid in self.pids:

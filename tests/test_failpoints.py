@@ -20,7 +20,8 @@ POINT = re.compile(r"^ *GW_POINT\((\w+)\);.*\n", re.MULTILINE)
 POINTS = {source.name: POINT.findall(source.read_text()) for source in sorted((ROOT / "native").glob("*.c"))}
 ALL = [point for points in POINTS.values() for point in points]
 
-FRONTEND = [*POINTS["ring.c"], *POINTS["wake.c"], *POINTS["port.c"], *(point for point in POINTS["semaphore.c"] if point != "post_waking")]
+LOOP = ("chime_emptied", "chime_armed")
+FRONTEND = [*POINTS["ring.c"], *POINTS["wake.c"], *POINTS["port.c"], *LOOP, *(point for point in POINTS["semaphore.c"] if point != "post_waking")]
 RECOVERY = ("recover", "untake", "wake_all", "refuse", "post_always", "identity", "alive")
 """The owner's points that the next one passes, or its supervisor."""
 STREAMING = [*POINTS["stream.c"], "admit_all"]
@@ -33,6 +34,7 @@ OWNER = [
         if not point.startswith((*RECOVERY[:4], "admit"))
     ),
     "batch_unstamped",
+    *(point for point in POINTS["chime.c"] if point not in LOOP),
     "post_waking",
     "space_due",
     "space_bumped",

@@ -50,7 +50,7 @@ class LoopClient(Client):
             ticket = link.send(payload, deadline_ns, terms)
             if ticket < 0:
                 return ticket
-            awaited = watch.answer(ticket, deadline_ns)
+            awaited = watch.answer_soon(ticket, deadline_ns)
         except BaseException:
             link.undo()
             raise

@@ -16,7 +16,8 @@ from gpuworker.segment.wire import SLOT_MASK
 
 _TO_THE_END: int = lib.GW_TO_THE_END
 _TICK_S = SLICE_NS / 1e9
-_poll_many, _unpack = lib.gw_poll_many, ffi.unpack
+MOST_AT_ONCE = 16
+_poll_many, _spin_briefly, _unpack = lib.gw_poll_many, lib.gw_spin_briefly, ffi.unpack
 
 
 class Awaited(NamedTuple):
@@ -46,7 +47,7 @@ class Watch:
         self._found, self._is_over = ffi.new("uint32_t[]", capacity), ffi.new("uint32_t *")
         self._awaited: dict[int, Awaited] = {}  # by slot
         self._timer: asyncio.TimerHandle | None = None
-        self._next_tick_ns = 0
+        self._next_tick_ns = self._at_once = 0
         self._is_last = False
         self._chime = Chime(link.segment)
         self._fd = self._chime.fd
@@ -56,6 +57,16 @@ class Watch:
     def answer(self, ticket: int, deadline_ns: int) -> Awaited:
         """A request that was just sent: its future will have its answer, or its error."""
         return self._add(ticket, _TO_THE_END, deadline_ns, is_stream=False)
+
+    def answer_soon(self, ticket: int, deadline_ns: int) -> Awaited:
+        """The same; if nothing else is on its way, the answer may be there at once, after a spin of some us where such spins pay (native/wake.c). But not always:
+        a task that sends one request after another has to let others run."""
+        spins = not self._awaited and self._at_once < MOST_AT_ONCE and _spin_briefly(self._port, ticket)
+        awaited = self._add(ticket, _TO_THE_END, deadline_ns, is_stream=False)
+        if spins:
+            self._at_once += 1
+            self._deliver(ticket & SLOT_MASK)
+        return awaited
 
     def news(self, ticket: int, seen: int, deadline_ns: int) -> Awaited:
         """An answer that comes piece by piece: its future will be done when there are more than `seen` pieces, or it is over."""
@@ -98,6 +109,7 @@ class Watch:
 
     def look(self) -> None:
         """Delivers what there is."""
+        self._at_once = 0
         n = _poll_many(self._port, self._fd, self._tickets, self._seen, self._found, self._is_over)
         if n > 0:
             for slot in _unpack(self._found, n):
