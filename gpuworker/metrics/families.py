@@ -49,6 +49,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("gpuworker_info", GAUGE, "Always 1; what is served.", ("handler",), (Row("", ',handler="%s"'),), lambda s: (escaped(s.handler), 1)),
     each("gpuworker_state", GAUGE, "1 for what the worker last said of itself; see gpuworker_up.", "state", STATES, _states),
     gauge("gpuworker_owner_up", "1 while the owner process lives.", lambda s: int(s.owner_alive)),
+    gauge("gpuworker_paused", "1 while no batch begins, until somebody resumes.", lambda s: int(s.paused)),
     gauge("gpuworker_owner_uptime_seconds", "Since the present owner took over.", lambda s: s.uptime_s),
     gauge("gpuworker_heartbeat_age_seconds", "Since the owner last gave a sign of life; it does ten times a second.", lambda s: s.heartbeat_age_s),
     gauge("gpuworker_batch_running_seconds", "How long the present batch has been running; 0 between batches.", lambda s: s.batch_running_s),
