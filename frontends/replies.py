@@ -66,15 +66,31 @@ def parse(body: bytes) -> Any:
 def success(answer: Any, status: HTTPStatus = HTTPStatus.OK) -> Reply:
     """Raises UnsupportedPayload for an answer that has no JSON form."""
     try:
-        return Reply(status, _encode(answer))
+        return Reply(status, encode(answer))
     except (TypeError, ValueError, RecursionError) as error:
         raise UnsupportedPayload(f"the handler's answer has no JSON form: {error}") from error
 
 
+class Problem(NamedTuple):
+    """What is said of an error; `more` is for programs."""
+
+    status: HTTPStatus
+    kind: str
+    message: str
+    headers: tuple[tuple[str, str], ...] = ()
+    more: dict[str, Any] = {}  # noqa: RUF012 (nobody changes it)
+
+
 def failure(error: Exception, was_sent: bool) -> Reply:
     """`was_sent`: the worker had the request, so what cannot cross is the answer, and no fault of the client's."""
+    problem = problem_of(error, was_sent)
+    return Reply(problem.status, encode({"error": {"type": problem.kind, "message": problem.message, **problem.more}}), problem.headers)
+
+
+def problem_of(error: Exception, was_sent: bool) -> Problem:
+    """See `failure`."""
     if isinstance(error, HttpError):
-        return _error(error.status, error.kind, str(error), error.headers)
+        return Problem(error.status, error.kind, str(error), error.headers)
     kind = type(error).__name__
     if isinstance(error, QueueFull):
         after_ms = max(error.retry_after_ms, 1.0)
@@ -82,28 +98,25 @@ def failure(error: Exception, was_sent: bool) -> Reply:
         if isinstance(error, BudgetExceeded):
             message = "the answer would come too late"
             more |= {"estimated_ms": round(error.estimated_ms, 3), "budget_ms": error.budget_ms, "queue_depth": error.queue_depth}
-        return _unavailable(kind, message, math.ceil(after_ms / 1000), **more)
+        return _unavailable(kind, message, math.ceil(after_ms / 1000), more)
     if isinstance(error, (WorkerNotFound, WorkerDied, WorkerDraining)):
-        return _unavailable(kind, "the model is not available at the moment", RETRY_AFTER_S)
+        return _unavailable(kind, "the model is not available at the moment", RETRY_AFTER_S, {})
     if isinstance(error, DeadlineExceeded):
-        return _error(HTTPStatus.GATEWAY_TIMEOUT, kind, "no answer within the time limit", stage=error.stage)
-    if isinstance(error, PayloadTooLarge) and not was_sent:
-        return _error(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, kind, "the request is too large")
+        return Problem(HTTPStatus.GATEWAY_TIMEOUT, kind, "no answer within the time limit", more={"stage": error.stage})
+    if isinstance(error, PayloadTooLarge) and error.what == "request" and not was_sent:
+        return Problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, kind, "the request is too large")
     if isinstance(error, RequestTooLong):
-        return _error(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, kind, "the request is too long", length=error.length, limit=error.limit)
+        more = {"length": error.length, "limit": error.limit}
+        return Problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, kind, "the request is too long", more=more)
     if isinstance(error, InvalidRequest) or (isinstance(error, (ValueError, TypeError)) and not (was_sent and isinstance(error, GpuWorkerError))):
-        return _error(HTTPStatus.BAD_REQUEST, kind, str(error))
+        return Problem(HTTPStatus.BAD_REQUEST, kind, str(error))
     if isinstance(error, RemoteError):
         kind = error.type.rpartition(".")[2]
-    return _error(HTTPStatus.INTERNAL_SERVER_ERROR, kind, "the request failed; the server's log says why")
+    return Problem(HTTPStatus.INTERNAL_SERVER_ERROR, kind, "the request failed; the server's log says why")
 
 
-def _unavailable(kind: str, message: str, after_s: int, **more: Any) -> Reply:
-    return _error(HTTPStatus.SERVICE_UNAVAILABLE, kind, message, (("Retry-After", str(after_s)),), **more)
-
-
-def _error(status: HTTPStatus, kind: str, message: str, headers: tuple[tuple[str, str], ...] = (), **more: Any) -> Reply:
-    return Reply(status, _encode({"error": {"type": kind, "message": message, **more}}), headers)
+def _unavailable(kind: str, message: str, after_s: int, more: dict[str, Any]) -> Problem:
+    return Problem(HTTPStatus.SERVICE_UNAVAILABLE, kind, message, (("Retry-After", str(after_s)),), more)
 
 
 def _plain(value: Any) -> Any:
@@ -112,4 +125,5 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} is no JSON value")
 
 
-_encode = msgspec.json.Encoder(enc_hook=_plain).encode
+encode = msgspec.json.Encoder(enc_hook=_plain).encode
+"""A value as JSON."""

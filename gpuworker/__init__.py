@@ -40,6 +40,7 @@ from gpuworker.tensors import TensorSpec
 if TYPE_CHECKING:
     from gpuworker.client.async_client import AsyncClient, connect_async
     from gpuworker.client.async_stream import AsyncStream
+    from gpuworker.client.declaration import Declaration, Declared
     from gpuworker.client.stream import Delta, Generation, Stream, TokenLogprob, Usage
     from gpuworker.config import WorkerConfig, load_config
     from gpuworker.execution.handler import TensorHandler
@@ -56,6 +57,8 @@ __all__ = [
     "Client",
     "ConfigError",
     "DeadlineExceeded",
+    "Declaration",
+    "Declared",
     "Delta",
     "Generation",
     "GpuWorkerError",
@@ -109,6 +112,10 @@ def __getattr__(name: str) -> Any:
         import gpuworker.metrics
 
         return getattr(gpuworker.metrics, name)
+    if name in ("Declaration", "Declared"):
+        import gpuworker.client.declaration
+
+        return getattr(gpuworker.client.declaration, name)
     if name == "Stats":
         from gpuworker.segment.stats import Stats
 

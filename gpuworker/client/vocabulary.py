@@ -36,6 +36,11 @@ class Vocabulary:
             ) from None
         return ids
 
+    def text_of(self, token: int) -> str:
+        """One token by itself; U+FFFD is a part of a character."""
+        text: str = self._tokenizer.decode([token], skip_special_tokens=False)
+        return text
+
     def detokenizer(self) -> Detokenizer:
         """For one answer."""
         return Detokenizer(self._tokenizer, self._silent, self._spelt)
