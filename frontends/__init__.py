@@ -1,1 +1,1 @@
-"""Applications of the library for web servers: a gunicorn sidecar and a WSGI application."""
+"""Applications of the library for web servers: a gunicorn sidecar, a WSGI application and an ASGI application."""

@@ -30,6 +30,7 @@ from gpuworker import AsyncClient
 from . import health
 from .http.embeddings import Embeddings
 from .http.exchange import App, ClientLeft, Exchange, Receive, Scope, Send, reply_headers
+from .http.generation import TextGeneration
 from .http.keys import ApiKeys
 from .http.models import Model, Models
 from .http.openai import OpenAI
@@ -68,7 +69,7 @@ def make_app(
         worker's name, for a model that is called the same.
     timeout: seconds after which any request is answered with 504. generation_timeout: the same for /v1/completions and /v1/chat/completions.
     max_body_bytes: a longer body is answered with 413. max_json_bytes: so is longer JSON: it is parsed in the event loop, where others wait.
-    api_keys_file: a file of keys, one a line, of which callers give one ("Authorization: Bearer KEY"), but for /v2/health/* and /healthz. Read again when it changes.
+    api_keys_file: a file of keys, one a line, of which callers give one ("Authorization: Bearer KEY"), but for /v2/health/* and /healthz. Read again when changed.
     title: what GET /v2 calls this server.
     extra_routes: other ASGI applications, by the exact path that they answer; a key is wanted there, too.
     stale_heartbeat_s, long_batch_s: a model is not ready although its owner lives when that gave no sign, or was in one batch, for longer than this.
@@ -77,7 +78,7 @@ def make_app(
     judgement = stale_heartbeat_s, long_batch_s
     v2 = Inference(served, title, timeout, max_json_bytes, *judgement)
     openai = OpenAI(served, max_json_bytes)
-    embeddings = Embeddings(openai, timeout)
+    embeddings, text = Embeddings(openai, timeout), TextGeneration(openai, generation_timeout)
 
     async def healthz(exchange: Exchange) -> None:
         states = {name: health.check(model.worker, *judgement) for name, model in served.items()}
@@ -91,6 +92,8 @@ def make_app(
         "/healthz": Route(get, healthz, v2.failure, is_open=True),
         "/v1/models": Route(get, openai.list, openai.failure),
         "/v1/embeddings": Route(post, embeddings.create, openai.failure),
+        "/v1/completions": Route(post, text.complete, openai.failure),
+        "/v1/chat/completions": Route(post, text.chat, openai.failure),
     }
     for name, model in served.items():
         routes[f"/v2/models/{name}"] = Route(get, _of(v2.metadata, model), v2.failure)
@@ -132,7 +135,9 @@ class _Application:
         failure = route.failure if route is not None else self._openai_failure if path.startswith("/v1/") else self._v2_failure
         try:
             if self._keys is not None and not (route is not None and route.is_open) and not self._keys.admits(exchange.headers.get(b"authorization")):
-                raise HttpError(HTTPStatus.UNAUTHORIZED, "Unauthorized", "a valid API key is needed: Authorization: Bearer KEY", ("WWW-Authenticate", "Bearer"))
+                raise HttpError(
+                    HTTPStatus.UNAUTHORIZED, "Unauthorized", "a valid API key is needed: Authorization: Bearer KEY", ("WWW-Authenticate", "Bearer")
+                )
             if route is None:
                 if path in self._extra:
                     await self._extra[path](scope, receive, send)

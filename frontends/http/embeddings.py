@@ -1,6 +1,6 @@
 """POST /v1/embeddings. A model for it answers each text (or its token ids) with one vector: an encoder of `gpuworker serve --hf-encoder`, or a handler of texts.
 
-usage counts the tokens that the client has made of the texts, as far as it is it that makes them; a handler that takes texts itself tells nobody, and 0 stands there.
+usage counts the tokens where they are made of the texts here; a handler that takes texts itself tells nobody of them, and 0 stands there.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _inputs(given: str | list[Any]) -> Sequence[str | list[int]]:
     if isinstance(given, str):
         return [given]
     kinds = {type(one) for one in given}
-    if not 1 <= len(given) or len(kinds) > 1:
+    if len(kinds) != 1:
         raise BadField("input", "give a text, token ids, or a list of either that is not empty")
     if kinds == {int}:
         return [given]
@@ -90,7 +90,7 @@ def _vector(answer: Any, encoding: str) -> Any:
     try:
         vector = np.asarray(answer, np.float32)
     except (TypeError, ValueError):
-        vector = np.empty(())
+        vector = np.empty((), np.float32)
     if vector.ndim != 1:
         raise UnsupportedPayload("the handler's answer is no vector")
     return base64.b64encode(vector.astype("<f4").tobytes()).decode() if encoding == "base64" else vector.tolist()

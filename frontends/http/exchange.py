@@ -78,7 +78,7 @@ class Exchange:
     async def reply(self, status: int, body: bytes, headers: Iterable[tuple[bytes, bytes]] = JSON) -> None:
         """The whole answer at once."""
         self.has_started = True
-        await self._send({"type": "http.response.start", "status": status, "headers": [*headers, (b"content-length", b"%d" % len(body))]})
+        await self._send({"type": "http.response.start", "status": int(status), "headers": [*headers, (b"content-length", b"%d" % len(body))]})
         await self._send({"type": "http.response.body", "body": b"" if self.is_head else body})
 
     async def begin(self, headers: Iterable[tuple[bytes, bytes]]) -> None:

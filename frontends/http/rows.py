@@ -34,7 +34,7 @@ def requests_of(declaration: Declaration, inputs: Mapping[str, Any]) -> list[Any
     if not 1 <= count <= MOST_ROWS:
         raise InvalidRequest(f"a batch of {count:,}: send from 1 to {MOST_ROWS:,} at a time")
     if len(inputs) == 1:
-        (name, column), = inputs.items()
+        ((name, column),) = inputs.items()
         if declaration.takes_text and isinstance(column, list):
             return [_as_text(one) for one in column]
         if declaration.single_input or (declaration.kind == "values" and name == BARE):
@@ -47,8 +47,8 @@ def requests_of(declaration: Declaration, inputs: Mapping[str, Any]) -> list[Any
 
 
 def outputs_of(answers: Sequence[Any], wanted: Sequence[str] | None) -> dict[str, Any]:
-    """Arrays, or lists of str or bytes, by name. wanted: which, in what order; None for all. Raises InvalidRequest for an output that there is not, and where answers
-    cannot be put together; ValueError for answers that are no tensors."""
+    """Arrays, or lists of str or bytes, by name. wanted: which, in what order; None for all. Raises InvalidRequest for an output that there is not, and where
+    answers cannot be put together; ValueError for answers that are no tensors."""
     first = answers[0]
     if isinstance(first, dict):
         if not all(isinstance(one, dict) and one.keys() == first.keys() for one in answers):
@@ -68,15 +68,19 @@ def _together(name: str, rows: list[Any]) -> Any:
         if not all(isinstance(one, (str, bytes)) for one in rows):
             raise ValueError(f"output {name!r}: answers of different kinds")
         return rows
-    if len(rows) == 1:
-        array = np.asarray(rows[0])[None]
-    else:
-        arrays = [np.asarray(one) for one in rows]
-        if any(one.shape != arrays[0].shape for one in arrays):
-            raise InvalidRequest(f"output {name!r}: the answers differ in shape, so they are no tensor together; send these requests one by one")
-        array = np.stack(arrays)
+    arrays = [_array(one) for one in rows]
+    if any(one.shape != arrays[0].shape for one in arrays):
+        raise InvalidRequest(f"output {name!r}: the answers differ in shape, so they are no tensor together; send these requests one by one")
+    array = arrays[0][None] if len(arrays) == 1 else np.stack(arrays)
     if array.dtype.kind not in "biufSU":
         raise ValueError(f"output {name!r}: an answer of {type(rows[0]).__name__} is no tensor")
+    return array
+
+
+def _array(row: Any) -> Any:
+    array = np.asarray(row)
+    if array.dtype.kind in "SU" and isinstance(row, (list, tuple)) and not all(isinstance(one, (str, bytes)) for one in row):
+        raise ValueError("a list of texts and other things")
     return array
 
 

@@ -134,7 +134,8 @@ def _nested(flat: list[Any], shape: Sequence[int]) -> list[Any]:
 
 
 def _byte_elements(name: str, count: int, data: memoryview) -> list[bytes]:
-    found, at = [], 0
+    found: list[bytes] = []
+    at = 0
     while at < len(data) and len(found) <= count:
         start = at + _LENGTH.itemsize
         end = start + int.from_bytes(data[at:start], "little")

@@ -6,7 +6,6 @@ other extensions are refused.
 
 from __future__ import annotations
 
-
 from http import HTTPStatus
 from typing import Any
 
@@ -227,5 +226,3 @@ def _specs(specs: Any) -> list[dict[str, Any]]:
 def _was_sent(error: Exception) -> bool:
     """Errors of ours are about the request unless they say that they are not."""
     return not isinstance(error, (InvalidRequest, HttpError)) and getattr(error, "what", "") != "request"
-
-

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpuworker import __version__
-from gpuworker.cli import config, control, dashboard, doctor, health, inspect, metrics, pausing, serve, simulate, top, tune
+from gpuworker.cli import config, control, dashboard, doctor, health, http, inspect, metrics, pausing, serve, simulate, top, tune
 from gpuworker.errors import GpuWorkerError
 
 __all__ = ["main"]
@@ -39,7 +39,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("gpuworker", description="One GPU owner process, called from many Python processes.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"gpuworker {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=CommandParser)
-    for module in (serve, config, inspect, health, top, dashboard, metrics, control, pausing, doctor, simulate, tune):
+    for module in (serve, config, inspect, health, top, dashboard, metrics, http, control, pausing, doctor, simulate, tune):
         module.add_to(commands)
     return parser
 

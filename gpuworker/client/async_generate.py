@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Options(TypedDict, total=False):
     """The keywords of `Client.stream`, which explains them, and has the defaults; but for timeout."""
 
-    max_tokens: int
+    max_tokens: int | None
     stop: str | Iterable[str] | None
     stop_ids: Iterable[int]
     ignore_eos: bool

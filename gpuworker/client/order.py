@@ -42,7 +42,7 @@ class Wish:
         self,
         prompt: Any,
         *,
-        max_tokens: int,
+        max_tokens: int | None,
         stop: str | Iterable[str] | None,
         stop_ids: Iterable[int],
         ignore_eos: bool,
@@ -53,7 +53,7 @@ class Wish:
     ) -> None:
         """sampling: the other fields of SamplingParams."""
         self._prompt, self._ignore_eos = prompt, ignore_eos
-        self._max_tokens = integer("max_tokens", max_tokens, 0, 1 << 30)
+        self._max_tokens = None if max_tokens is None else integer("max_tokens", max_tokens, 0, 1 << 30)
         self._priority = integer("priority", priority, 0, MAX_PRIORITY)
         self._stop_ids, self._stops = token_ids("stop_ids", stop_ids), strings("stop", stop)
         if not isinstance(ignore_eos, bool):
@@ -76,30 +76,33 @@ class Wish:
         if self._priority and contract.priorities is False:
             raise InvalidRequest("priority: this worker knows none; start it with the option priorities")
         words, ids = self._ids(contract)
-        total = len(ids) + self._max_tokens
+        sampling = self._sampling
+        entry = entry_dtype(sampling.logprobs)
+        max_tokens = self._max_tokens
+        if max_tokens is None:  # a prompt that leaves nothing is refused, by the numbers
+            max_tokens = max(min(contract.max_model_tokens - len(ids), _room(response_bytes, entry.itemsize)), 1)
+        total = len(ids) + max_tokens
         if total > contract.max_model_tokens:
             raise InvalidRequest(
-                f"a prompt of {len(ids):,} tokens and max_tokens={self._max_tokens:,} are {total:,}, and this worker takes {contract.max_model_tokens:,} together"
+                f"a prompt of {len(ids):,} tokens and max_tokens={max_tokens:,} are {total:,}, and this worker takes {contract.max_model_tokens:,} together"
             )
-        sampling = self._sampling
         for name, known in (("stop_ids", self._stop_ids), ("logit_bias", sampling.logit_bias or ())):
             if any(token >= contract.vocabulary for token in known):
                 raise InvalidRequest(f"{name}: this model's tokens go from 0 to {contract.vocabulary - 1:,}")
-        entry = entry_dtype(sampling.logprobs)
-        needed = lib.gw_stream_bytes(self._max_tokens, entry.itemsize)
+        needed = lib.gw_stream_bytes(max_tokens, entry.itemsize)
         if needed > response_bytes:
             raise InvalidRequest(
-                f"max_tokens={self._max_tokens:,}: an answer of so many tokens takes {needed:,} bytes, and this worker has room for {response_bytes:,}; "
+                f"max_tokens={max_tokens:,}: an answer of so many tokens takes {needed:,} bytes, and this worker has room for {response_bytes:,}; "
                 "ask for fewer, or start it with a larger max_response_bytes"
             )
         if self._seed is not None:
             sampling = msgspec.structs.replace(sampling, seed=(self._seed + sample) % (1 << 64) if sample else self._seed)
         request = GenerationRequest(
-            ids, max_tokens=self._max_tokens, sampling=sampling, stop_ids=self._stop_ids, ignore_eos=self._ignore_eos, priority=self._priority
+            ids, max_tokens=max_tokens, sampling=sampling, stop_ids=self._stop_ids, ignore_eos=self._ignore_eos, priority=self._priority
         )
         ending_ids = frozenset(self._stop_ids) | frozenset(() if self._ignore_eos else contract.eos_ids)
         detokenizer = words.detokenizer() if words is not None else None
-        return Order(request.to_payload(), len(ids), self._max_tokens, entry, contract.vocabulary, ending_ids, self._stops, detokenizer)
+        return Order(request.to_payload(), len(ids), max_tokens, entry, contract.vocabulary, ending_ids, self._stops, detokenizer)
 
     def _ids(self, contract: GenerationContract) -> tuple[vocabulary.Vocabulary | None, Any]:
         """-> (what turns tokens into text, the prompt's int32 ids); made once for all samples."""
@@ -115,3 +118,10 @@ class Wish:
                 prompt = words.encode(prompt)
             self._read = contract, words, prompt_ids(prompt, contract.vocabulary)
         return self._read[1:]
+
+
+def _room(response_bytes: int, entry_bytes: int) -> int:
+    """The most tokens that an answer has room for."""
+    most = max(response_bytes // entry_bytes, 0)
+    beyond: int = max(lib.gw_stream_bytes(most, entry_bytes) - response_bytes, 0)
+    return max(most - -(-beyond // entry_bytes), 0)

@@ -1,0 +1,32 @@
+"""The application under uvicorn, as `gpuworker http` starts it. Its processes get what it is to serve in the environment."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import uvicorn
+
+from ..asgi import make_app
+from .exchange import App
+
+OPTIONS = "GPUWORKER_HTTP_OPTIONS"
+GRACE_S = 30
+"""What requests that are running when the server is told to stop have left."""
+
+
+def run(options: dict[str, Any], *, host: str, port: int, workers: int, access_log: bool) -> int:
+    """Serves until it is told to stop. options: of make_app. -> the exit code. Raises OSError or ValueError for options that cannot be."""
+    make_app(**options)
+    os.environ[OPTIONS] = json.dumps(options)
+    uvicorn.run(
+        "gpuworker.frontends.http.serve:app", factory=True, host=host, port=port, workers=workers, access_log=access_log, log_level="info", lifespan="on",
+        server_header=False, proxy_headers=False, timeout_graceful_shutdown=GRACE_S,
+    )  # fmt: skip
+    return 0
+
+
+def app() -> App:
+    """Of one process."""
+    return make_app(**json.loads(os.environ[OPTIONS]))
