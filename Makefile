@@ -73,6 +73,7 @@ bench-generation: $(VENV)/.have-bench $(VENV)/.have-smollm2
 
 bench-gpu: $(VENV)/.have-bench
 	$(BIN)/python bench/gpu_execution.py $(ARGS)
+	$(BIN)/python bench/gpu_generation.py
 
 wheel: $(VENV)/.have-test
 	@rm -rf dist build

@@ -1,4 +1,4 @@
-"""Decode steps as graphs on a real device, against the same steps without. Skipped without CUDA. What graphs gain is measured by bench/generation.py."""
+"""Decode steps as graphs on a real device, against the same steps without. Skipped without CUDA. What graphs gain is measured by bench/gpu_generation.py."""
 
 import logging
 
