@@ -50,6 +50,36 @@ def test_import_rules(room, allowed):
                 assert parts[1] in allowed, f"{file} imports {module}"
 
 
+DECIDES = {"blocks", "engine", "files", "loop", "pacing", "prefix", "scheduler", "sequence", "stats", "tally", "waiting"}
+"""Files of generation/ that know nothing of tensors."""
+
+
+def test_what_generation_may_import():
+    allowed = {"generation", "execution", "worker", "segment", "payload", "scheduling", "errors", "_native", "generating", "sampling"}
+    for file in (ROOT / "gpuworker" / "generation").rglob("*.py"):
+        for module in imports_of(file):
+            parts = module.split(".")
+            assert parts[0] != "gpuworker" or parts[1] in allowed, f"{file} imports {module}"
+
+
+def test_what_decides_in_generation_knows_nothing_of_tensors():
+    """So that it can be tested, and looked at, without them."""
+    code = f"import importlib, sys; [importlib.import_module('gpuworker.generation.' + name) for name in {sorted(DECIDES)}]; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "False"
+    for name in DECIDES:
+        for module in imports_of(ROOT / "gpuworker" / "generation" / f"{name}.py"):
+            assert module.split(".")[0] not in {"torch", "transformers"}, f"generation/{name}.py imports {module}"
+
+
+def test_what_both_sides_say_requests_with_needs_neither_of_them():
+    """And no numpy, where a random number is all that is to be had."""
+    for file, others in (("generating.py", {"numpy", "msgspec"}), ("sampling.py", {"msgspec"})):
+        for module in imports_of(ROOT / "gpuworker" / file):
+            parts = module.split(".")
+            assert parts[0] in {*sys.stdlib_module_names, *others, "gpuworker"}, f"{file} imports {module}"
+            assert parts[0] != "gpuworker" or parts[1] in {"errors", "sampling"}, f"{file} imports {module}"
+
+
 def test_what_both_sides_declare_tensors_with_needs_neither_of_them():
     for file in ("tensors.py", "tensor_check.py"):
         for module in imports_of(ROOT / "gpuworker" / file):
