@@ -31,7 +31,7 @@ def test_a_batch_that_takes_too_long(in_process, gate, capsys):
 @pytest.mark.parametrize(
     ("condition", "is_ready", "is_live"),
     [
-        ("starting", False, True), ("serving", True, True), ("restarting", False, True), ("draining", False, True),
+        ("starting", False, True), ("serving", True, True), ("paused", False, True), ("restarting", False, True), ("draining", False, True),
         ("silent", False, False), ("stopped", False, False), ("dead", False, False), ("failed", False, False),
     ],
 )  # fmt: skip

@@ -11,8 +11,8 @@ from gpuworker.cli.target import SILENT_S, CommandError, attach, condition, work
 from gpuworker.cli.text import span
 from gpuworker.segment.stats import Stats
 
-ALIVE = ("starting", "serving", "restarting", "draining")
-"""Conditions that a worker gets out of, or ends in, by itself."""
+ALIVE = ("starting", "serving", "paused", "restarting", "draining")
+"""Conditions that a worker gets out of, or ends in, by itself; or that somebody wants it to be in."""
 
 
 def add_to(commands: Any) -> None:
@@ -21,7 +21,8 @@ def add_to(commands: Any) -> None:
         "health",
         help="exit code 0 when a worker serves",
         description="Says in one line how a worker is. Exit code 0 when it serves (its owner has written its heartbeat within "
-        f"{SILENT_S:g} seconds), 1 otherwise. With --live also 0 while it loads, is being restarted, or drains: what a supervisor looks after by itself.",
+        f"{SILENT_S:g} seconds), 1 otherwise. With --live also 0 while it loads, is being restarted, drains, or is paused: what a "
+        "supervisor or a person looks after.",
         allow_abbrev=False,
     )
     parser.add_argument("name", metavar="NAME", type=worker_name)
