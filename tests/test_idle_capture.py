@@ -108,8 +108,8 @@ def test_a_device_that_is_lost_in_a_capture_ends_the_owner(serve, monkeypatch, c
 @pytest.mark.parametrize(("flag", "given"), [("--no-cuda-graphs", False), ("--cuda-graphs", True), (None, None)])
 def test_the_commands_flag_reaches_the_handler(directory, name, monkeypatch, flag, given):
     jobs = []
-    monkeypatch.setattr("gpuworker.cli.serve.check_directory", str)
-    monkeypatch.setattr("gpuworker.cli.serve.Supervisor", lambda job, report: jobs.append(job) or type("Done", (), {"run": lambda self: 0})())
+    monkeypatch.setattr("gpuworker.config.served.check_directory", str)
+    monkeypatch.setattr("gpuworker.cli.serve.Supervisor", lambda job, *_: jobs.append(job) or type("Done", (), {"run": lambda self: 0})())
     assert main(["serve", "--hf", directory, "--name", name, *([flag] if flag else [])]) == 0
     handler = GenerationHandler(directory)
     handler.configure(gpuworker.worker.WorkerOptions.of(jobs[0].options))
