@@ -7,7 +7,7 @@ frontends, 16 slots, against transformers' static batches and its continuous bat
 and without; (7) trace: recorded requests at several loads, where there is a --trace.
 Prints markdown tables, the targets last, and writes them with a JSON file and a PNG to bench/results/.
 
-    python bench/generation.py [--quick] [--part exact,compare,...] [--trace FILE] [--shrink N] [--rounds N] [--output DIR]
+    python bench/generation.py [--quick] [--part exact,compare,...] [--trace FILE] [--shrink N] [--rounds N] [--against static,continuous,others] [--output DIR]
 
 One thread of torch each, greedy, every answer of just as many tokens as are asked for. Where others use the machine tokens per CPU second are to be trusted more
 than tokens per second. --quick has a tiny model with random weights, and few requests: it shows that all works, and its figures mean nothing.
@@ -84,7 +84,7 @@ def _measures(subject: work.Subject, options: argparse.Namespace) -> dict[str, C
     few = [type(request)(request.prompt, min(request.max_tokens, 48)) for request in mix[: 6 if quick else 12]]
     measures: dict[str, Callable[[], Any]] = {
         "exact": lambda: runs.exact(subject, few, 4),
-        "compare": lambda: runs.compare(subject, mix, 4 if quick else runs.COMPARED, 1 if quick else options.rounds),
+        "compare": lambda: runs.compare(subject, mix, 4 if quick else runs.COMPARED, 1 if quick else options.rounds, options.against),
         "slots": lambda: runs.by_slots(subject, mix, slots),
         "variance": lambda: runs.by_variance(
             subject, work.spreads(8 if quick else 32, 8 if quick else 64)[:: 4 if quick else 1], 24, 4 if quick else 16
@@ -105,6 +105,10 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a tiny model and few requests (a minute or two)")
     parser.add_argument("--part", type=lambda text: text.split(","), default=list(PARTS), metavar="P,...", help=f"some of {','.join(PARTS)}")
     parser.add_argument("--rounds", type=int, default=2, help="of the comparison (default: %(default)s)")
+    everybody = [*runs.WAYS, runs.OTHERS]
+    parser.add_argument(
+        "--against", type=lambda text: text.split(","), default=everybody, metavar="A,...", help=f"in the comparison, some of {','.join(everybody)}"
+    )
     parser.add_argument("--trace", type=Path, metavar="FILE", help="recorded requests, e.g. the Azure LLM inference trace of conversations")
     parser.add_argument("--requests", type=int, default=48, help="of the trace, its first (default: %(default)s)")
     parser.add_argument("--shrink", type=int, default=4, help="prompts and answers of the trace are so many times shorter (default: %(default)s)")
@@ -112,6 +116,8 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if unknown := set(options.part) - set(PARTS):
         parser.error(f"no such part: {', '.join(sorted(unknown))}")
+    if unknown := set(options.against) - set(everybody):
+        parser.error(f"nobody to compare with: {', '.join(sorted(unknown))}")
     if not options.quick and not work.has_smollm2():
         parser.error(f"the model is in the package {work.PACKAGE}, which is not installed: make bench-generation does it; or --quick")
     return options

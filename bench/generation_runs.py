@@ -6,7 +6,7 @@ import os
 import random
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -66,14 +66,21 @@ def by_slots(subject: Subject, requests: Sequence[Request], slots: Sequence[int]
     return records
 
 
-def compare(subject: Subject, requests: Sequence[Request], slots: int, rounds: int) -> list[dict[str, Any]]:
-    """Every contestant in turn, round by round, on the same requests: those that are installed."""
+WAYS = {STATIC: TRANSFORMERS_STATIC, CONTINUOUS: TRANSFORMERS}
+OTHERS = "others"
+
+
+def compare(subject: Subject, requests: Sequence[Request], slots: int, rounds: int, against: Sequence[str] = (*WAYS, OTHERS)) -> list[dict[str, Any]]:
+    """Every contestant in turn, round by round, on the same requests: those that are installed. against: STATIC, CONTINUOUS, OTHERS."""
     records: list[dict[str, Any]] = []
-    with worker(subject, slots) as running, Rivals(subject.directory) as rivals, others.installed(subject, slots) as more:
+    with worker(subject, slots) as running, Rivals(subject.directory) as rivals, ExitStack() as stack:
+        more = stack.enter_context(others.installed(subject, slots)) if OTHERS in against else []
         for number in range(rounds):
             served = serve(running.name, requests, frontends=frontends_for(requests))
             records.append({"contestant": OURS, "round": number, **of_served(served)})
-            for label, way in ((TRANSFORMERS_STATIC, STATIC), (TRANSFORMERS, CONTINUOUS)):
+            for way, label in WAYS.items():
+                if way not in against:
+                    continue
                 outcome = rivals.run(way, requests, dtype=subject.dtype, slots=slots)
                 records.append({"contestant": label, "round": number, **of_outcome(outcome)})
             records += [{"contestant": other.label, "round": number, **other.run(requests)} for other in more]

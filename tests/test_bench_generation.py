@@ -136,3 +136,9 @@ def test_lengths_have_the_same_mean_and_differ_more_and_more():
     assert found[0] == Spread("all the same", [64] * 4000)
     assert all(sum(spread.lengths) / 4000 == pytest.approx(64, rel=0.08) for spread in found)
     assert [spread.variation for spread in found] == sorted(spread.variation for spread in found)
+
+
+def test_against_whom_is_said_and_checked(capsys):
+    with pytest.raises(SystemExit):
+        generation.main(["--quick", "--part", "compare", "--against", "static,nobody"])
+    assert "nobody to compare with: nobody" in capsys.readouterr().err
