@@ -16,6 +16,9 @@ from tests import handlers
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts us in the background has it ignored, in our children too
 
+os.environ.setdefault(
+    "OMP_NUM_THREADS", "1"
+)  # torch's, here and in the owners: models are tiny, and threads that wait for each other crawl on busy cores
 _cache = tempfile.TemporaryDirectory(prefix="gpuworker-tests-")
 os.environ["XDG_CACHE_HOME"] = _cache.name  # learned run times are no business of the next run's, nor of whoever runs the tests
 

@@ -23,14 +23,6 @@ SOME = 20
 """Steps in which some of the traffic comes."""
 
 
-@pytest.fixture(name="one_thread", autouse=True)
-def one_thread_fixture():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(name="without_kernel", autouse=True)
 def without_kernel_fixture(monkeypatch):
     """The native kernel does what it is told at once, and the simulated device knows nothing of it."""

@@ -18,7 +18,6 @@ from tests.simulated_decode import (  # noqa: F401 (fixtures)
     fails,
     make_fixture,
     make_scheduler,
-    one_thread_fixture,
     traffic,
     waits,
     warnings_fixture,

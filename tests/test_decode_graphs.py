@@ -16,7 +16,6 @@ from tests.simulated_decode import (  # noqa: F401 (fixtures)
     eagerly,
     make_fixture,
     make_scheduler,
-    one_thread_fixture,
     put,
     seed_fixture,
     traffic,

@@ -15,14 +15,6 @@ from tests.tiny_decoders import FAMILIES, REFUSED, alone, answers, decoder, requ
 FEW, MANY = 13, 200
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def make_scheduler(blocks, seed=3, **options):
     pool = BlockPool(blocks)
     shuffle(pool, random.Random(seed))

@@ -10,7 +10,7 @@ from gpuworker.generation.handler import GenerationHandler
 from tests import tiny_llama
 from tests.conftest import eventually
 from tests.fake_cuda import OneDevice
-from tests.simulated_decode import Simulated, one_thread_fixture, without_kernel_fixture  # noqa: F401 (fixtures)
+from tests.simulated_decode import Simulated, without_kernel_fixture  # noqa: F401 (a fixture)
 from tests.tiny_decoders import alone, decoder
 
 ROWS = 2

@@ -16,14 +16,6 @@ pytestmark = pytest.mark.skipif(not can_pack(), reason="this processor, or this 
 
 
 @pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(autouse=True)
 def always(monkeypatch):
     """Whatever is faster here."""
     monkeypatch.setattr(PackedWeights, "_is_faster", lambda self, weight: True)

@@ -19,14 +19,6 @@ HEADS, KEY_HEADS, WIDTH, VALUE_WIDTH = 6, 2, 16, 16
 MODULE = SimpleNamespace(layer_idx=0, config=SimpleNamespace(model_type="toy"))
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture
 def copied(monkeypatch):
     """As where there is no kernel: blocks are copied together."""

@@ -15,14 +15,6 @@ GRID = 2048
 VOCABULARIES = (2, 63, 64, 65, 1000, 5003)
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def row(position=0, prompt=(), generated=(), **options):
     return Row(SamplingParams(**{"seed": 0, **options}), position, list(prompt), list(generated))
 

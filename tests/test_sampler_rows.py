@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuworker.generation.sampler import Sampler
-from tests.test_sampler import VOCABULARIES, one_thread, row, some_logits  # noqa: F401 (a fixture)
+from tests.test_sampler import VOCABULARIES, row, some_logits
 
 specs = st.fixed_dictionaries(
     {"seed": st.integers(0, 5), "position": st.integers(0, 9)},
