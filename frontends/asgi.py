@@ -10,6 +10,7 @@ or without a module: `gpuworker http minilm=embed smollm2=chat --workers 2`.
     POST /v2/models/NAME/infer                                     frontends/http/v2.py: JSON and binary tensors; what becomes of them: rows.py beside it
     GET  /v1/models, /v1/models/NAME
     POST /v1/embeddings, /v1/completions, /v1/chat/completions     as OpenAI's clients have them
+    GET  /, /status.json                                           the status page of these workers, and its figures: frontends/page.py
     GET  /healthz                                                  every worker's state as in frontends/health.py; 200 when all are ok, else 503
 
 A client that leaves withdraws its request: it is not run if it has not started, and a generation ends at the model's next step. `X-Timeout-Ms: 250` gives a request
@@ -27,9 +28,9 @@ from typing import NamedTuple
 
 from gpuworker import AsyncClient
 
-from . import health
+from . import health, page
 from .http.embeddings import Embeddings
-from .http.exchange import App, ClientLeft, Exchange, Receive, Scope, Send, reply_headers
+from .http.exchange import App, ClientLeft, Exchange, Receive, Scope, Send, encoded, reply_headers
 from .http.generation import TextGeneration
 from .http.keys import ApiKeys
 from .http.models import Model, Models
@@ -84,8 +85,17 @@ def make_app(
         states = {name: health.check(model.worker, *judgement) for name, model in served.items()}
         await exchange.reply(200 if all(state["status"] == "ok" for state in states.values()) else 503, encode(states))
 
+    async def status_page(exchange: Exchange) -> None:
+        await exchange.reply(HTTPStatus.OK, page.page(), encoded(page.PAGE_HEADERS))
+
+    async def status_json(exchange: Exchange) -> None:
+        workers = list(dict.fromkeys(model.worker for model in served.values()))
+        await exchange.reply(HTTPStatus.OK, encode(page.snapshot(workers)), encoded(page.DATA_HEADERS))
+
     get, post = ("GET", "HEAD"), ("POST",)
     routes = {
+        "/": Route(get, status_page, v2.failure),
+        "/status.json": Route(get, status_json, v2.failure),
         "/v2": Route(get, v2.server, v2.failure),
         "/v2/health/live": Route(get, v2.live, v2.failure, is_open=True),
         "/v2/health/ready": Route(get, v2.ready, v2.failure, is_open=True),

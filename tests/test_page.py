@@ -129,3 +129,21 @@ def test_what_cannot_be_served_is_a_clear_line(name, in_process, gate, dashboard
     for odd in ("70000", "-1", "http"):
         with pytest.raises(SystemExit, match="2"):
             main(["dashboard", server.names[0], f"--port={odd}"])
+
+
+def test_the_http_application_has_the_page_too(in_process, gate, tmp_path):
+    from gpuworker.frontends.asgi import make_app
+    from tests.web import call
+
+    name = in_process(gate).name
+    app = make_app({"a": name, "b": name})
+    shown = call(app, "GET", "/")
+    assert (shown.status_code, shown.content) == (200, page.page())
+    assert {key.lower(): value for key, value in page.PAGE_HEADERS}.items() <= dict(shown.headers).items()
+    figures = call(app, "GET", "/status.json")
+    assert [worker["name"] for worker in figures.json()["workers"]] == [name]
+    assert call(app, "POST", "/").status_code == 405
+    keys = tmp_path / "keys"
+    keys.write_text("a-key-that-is-long-enough-to-be-one\n")
+    closed = make_app(name, api_keys_file=str(keys))
+    assert [call(closed, "GET", path).status_code for path in ("/", "/status.json")] == [401, 401]
