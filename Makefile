@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install -q -q --disable-pip-version-check -c constra
 
 SECONDS ?= 60
 
-.PHONY: help install demo demo-llm test test-gpu check bench bench-ipc bench-scheduling bench-execution bench-generation bench-gpu wheel model killstep sanitize stress clean
+.PHONY: help install demo demo-llm test test-gpu check bench bench-ipc bench-scheduling bench-execution bench-generation bench-gpu bench-async wheel model killstep sanitize stress clean
 
 help:
 	@echo "make demo       real text embedded by one owner for gunicorn workers and forked processes, with checked answers"
@@ -18,6 +18,7 @@ help:
 	@echo "make bench-scheduling  requests in time against the exact optimum, a real worker beside the simulator, the cost of a decision; ARGS='--trace FILE ...'"
 	@echo "make bench-execution   what the owner spends on a request around forward, and a served encoder against the model alone"
 	@echo "make bench-generation  continuous batching of a language model against static batches and transformers' own; ARGS='--trace FILE ...'"
+	@echo "make bench-async       what an event loop pays for a call, beside the blocking client and a thread pool; ARGS='--uvloop ...'"
 	@echo "make test-gpu, make bench-gpu   the same and more where there is a CUDA device; they say so where there is none"
 	@echo "make model      the ring's protocol checked exhaustively, crashes anywhere (needs spin)"
 	@echo "make killstep   processes killed and paused after every machine instruction of the ring; SAMPLE=500 SEED=1 for some of them"
@@ -70,6 +71,9 @@ bench-execution: $(VENV)/.have-bench
 
 bench-generation: $(VENV)/.have-bench $(VENV)/.have-smollm2
 	$(BIN)/python bench/generation.py $(ARGS)
+
+bench-async: $(VENV)/.have-test
+	$(BIN)/python bench/async_client.py $(ARGS)
 
 bench-gpu: $(VENV)/.have-bench
 	$(BIN)/python bench/gpu_execution.py $(ARGS)

@@ -12,7 +12,7 @@ import pytest
 import gpuworker
 from gpuworker._native import lib
 from gpuworker.cli import main
-from gpuworker.segment import Geometry, Segment, State
+from gpuworker.segment import Geometry, Segment, State, chime
 from tests.conftest import eventually, shm_files
 from tests.test_behaviours_shared_memory import run_script
 from tests.test_fork import in_child
@@ -192,3 +192,32 @@ def test_doctor_advises_it(name):
     lines = [line for line in run_script(script).splitlines() if name in line]
     assert len(lines) == 2
     assert all("gpuworker doctor --clean" in line for line in lines)
+
+
+def test_fifos_of_event_loops_go_once_their_segment_is_gone(name, capsys):
+    def dies():
+        segment = Segment.own(name, SMALL)
+        os.mkfifo(f"/dev/shm/gpuworker-{name}.chime-{segment.nonce:x}-1-1", 0o600)
+        return segment
+
+    dead_child(dies)
+    os.mkfifo(f"/dev/shm/gpuworker-{name}-gone.chime-1-1-1", 0o600)
+    put(f"gpuworker-{name}-gone.chime-1-1-2")  # no FIFO, so nothing of ours
+    removed = clean(capsys, name)
+    assert [(part["name"], part["what"], part["files"]) for part in removed] == [
+        (name, "a dead segment", 1),
+        (name, "FIFOs", 1),
+        (f"{name}-gone", "FIFOs", 1),
+    ]
+    assert of(name) == {f"gpuworker-{name}-gone.chime-1-1-2"}
+
+
+def test_the_fifos_of_a_living_worker_stay(name, capsys):
+    with gpuworker.Worker(lambda requests: requests, name=name, in_process=True, capacity=4):
+        segment = Segment.attach(name)
+        assert segment.join()
+        mine = chime.Chime(segment)
+        assert clean(capsys, name) == []
+        assert len([file for file in of(name) if "chime" in file]) == 1
+        mine.close()
+        segment.close()

@@ -1,5 +1,6 @@
 """A worker that a Unix group shares, between real users."""
 
+import asyncio
 import os
 import signal
 import socket
@@ -171,3 +172,18 @@ def test_another_group_makes_a_new_segment(name):
 def test_options(options, message):
     with pytest.raises(ValueError, match=message):
         gpuworker.WorkerOptions.of(options)
+
+
+def test_an_event_loop_of_a_member_is_woken_by_the_other_users_owner(worker, monkeypatch):
+    from gpuworker.client.async_watch import Watch
+
+    async def calls():
+        async with gpuworker.AsyncClient(worker, connect_timeout_s=5, group=GROUP) as member:
+            assert await asyncio.wait_for(asyncio.gather(*(member.submit(i) for i in range(10))), 30) == list(range(10))
+            (fifo,) = [file for file in shm_files() if f"{worker}.chime" in file]
+            status = os.stat(f"/dev/shm/{fifo}")
+            assert (status.st_mode & 0o7777, status.st_uid, status.st_gid) == (0o660, MEMBER, GID)
+        return True
+
+    monkeypatch.setattr(Watch, "start_ticking", lambda self: None)  # or it would look by itself
+    assert succeeded([as_user(MEMBER, [GID], lambda: asyncio.run(calls()))])

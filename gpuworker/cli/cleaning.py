@@ -2,7 +2,8 @@
 
 A segment: when the locks of both its owner and its supervisor can be had, which the kernel gives away only once their holders are dead, in whatever pid
 namespace. Payload files: when they are not of the segment that bears the name now (a live owner sweeps its own), and no process has another one mapped.
-A half-made segment: when nobody holds its lock, and its maker's pid is no process's.
+FIFOs of event loops: when they are not of that segment; who has one open is only woken later. A half-made segment: when nobody holds its lock, and its
+maker's pid is no process's.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import stat
 from collections.abc import Callable
 from typing import NamedTuple
 
 from gpuworker._native import lib
 from gpuworker.cli.text import count, size
 from gpuworker.errors import GpuWorkerError, WorkerNotFound
-from gpuworker.segment import Segment, files, names
+from gpuworker.segment import Segment, chime, files, names
 
 
 class Removed(NamedTuple):
@@ -37,7 +39,12 @@ def clean() -> tuple[list[Removed], list[str]]:
     unknown: list[str] = []
     for name in sorted({match[1] for match in map(names.OURS.fullmatch, names.listing()) if match}):
         try:
-            parts = [("a dead segment", _segment(name)), ("large payloads", _payloads(name)), ("a half-made segment", _temporaries(name))]
+            parts = [
+                ("a dead segment", _segment(name)),
+                ("large payloads", _payloads(name)),
+                ("FIFOs", _chimes(name)),
+                ("a half-made segment", _temporaries(name)),
+            ]
         except (GpuWorkerError, OSError) as error:
             unknown.append(f"worker {name!r}: {error}")
             continue
@@ -59,6 +66,22 @@ def _payloads(name: str) -> list[int]:
         nonce, inode = -1, -1
     found = [posix_name for posix_name, of_nonce, _, _ in names.spill_files(name) if of_nonce != nonce]
     return _remove(found, lambda fd: True) if found and not _is_mapped(name, inode) else []
+
+
+def _chimes(name: str) -> list[int]:
+    try:
+        nonce = Segment.attach(name, read_only=True).nonce
+    except WorkerNotFound:
+        nonce = -1
+    paths = [names.shm_path(posix_name) for posix_name, of_nonce, _, _ in names.chime_files(name) if of_nonce != nonce]
+    return [0 for path in paths if _is_own_fifo(path) and chime.unlink(path)]
+
+
+def _is_own_fifo(path: str) -> bool:
+    with contextlib.suppress(OSError):
+        status = os.lstat(path)
+        return stat.S_ISFIFO(status.st_mode) and status.st_uid == os.geteuid()
+    return False
 
 
 def _temporaries(name: str) -> list[int]:

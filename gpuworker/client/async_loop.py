@@ -139,6 +139,9 @@ class LoopClient(Client):
             self.watch = watch
         return problem
 
+    def __repr__(self) -> str:
+        return f"<gpuworker.AsyncClient of {self.name!r}{', closed' if self._closed else ''}>"
+
     def close(self) -> None:
         """Leaves; what is on its way fails with RequestCancelled."""
         watches, self.watch, self._retired = [*self._retired, *([self.watch] if self.watch is not None else [])], None, []

@@ -41,7 +41,7 @@ class Chime:
             os.close(self.fd)
             self.fd = -1
         if self._path and self._pid == os.getpid():
-            _unlink(self._path)
+            unlink(self._path)
         self._path = ""
 
     def __del__(self) -> None:
@@ -61,13 +61,13 @@ def sweep(segment: Segment, strangers: bool = False, is_over: bool = False) -> i
         else:
             word = _word(segment, place)
             is_garbage = is_over or word & 3 == lib.GW_VACANT or word >> 2 != incarnation
-        removed += is_garbage and _unlink(names.shm_path(file))
+        removed += is_garbage and unlink(names.shm_path(file))
     return removed
 
 
 def remove(segment: Segment, place: int, incarnation: int) -> None:
     """Removes the FIFO of a participant that is gone, if it has left one."""
-    _unlink(_path(segment.name, segment.nonce, place, incarnation))
+    unlink(_path(segment.name, segment.nonce, place, incarnation))
 
 
 def _word(segment: Segment, place: int) -> int:
@@ -80,7 +80,8 @@ def _path(name: str, nonce: int, place: int, incarnation: int) -> str:
     return names.shm_path(f"{names.chime_prefix(name, nonce)}{place}-{incarnation}")
 
 
-def _unlink(path: str) -> bool:
+def unlink(path: str) -> bool:
+    """Removes the file. Whether it did."""
     try:
         os.unlink(path)
     except OSError:
