@@ -111,6 +111,9 @@ int64_t gw_claim_wait(gw_port *port, uint64_t until_ns);
 int gw_publish(gw_port *port, int64_t ticket, uint64_t request, uint64_t deadline_ns, uint64_t terms);
 int64_t gw_submit(gw_port *port, uint32_t kind, const char *meta, uint32_t meta_bytes, const char *data, uint64_t data_bytes, uint64_t deadline_ns,
                   uint64_t terms);
+int64_t gw_submit_quietly(gw_port *port, uint32_t kind, const char *meta, uint32_t meta_bytes, const char *data, uint64_t data_bytes, uint64_t deadline_ns,
+                          uint64_t terms);
+void gw_ring_doorbell(gw_port *port);
 int64_t gw_wait(gw_port *port, int64_t ticket, uint64_t deadline_ns, uint64_t slice_ns);
 int64_t gw_poll(gw_port *port, int64_t ticket);
 int gw_release(gw_port *port, int64_t ticket);
@@ -122,7 +125,7 @@ int gw_phase(gw_port *port, int64_t ticket);
 int64_t gw_unsettled(gw_port *port);
 #define GW_TO_THE_END ...
 int gw_set_chimes(gw_port *port, const char *prefix, int64_t gid);
-int gw_spin_briefly(gw_port *port, int64_t ticket);
+int gw_ring_and_spin(gw_port *port, int64_t ticket);
 int gw_has_news(const gw_port *port, int64_t ticket, uint32_t seen);
 int gw_poll_many(gw_port *port, int fd, const int64_t *tickets, const uint32_t *seen, uint32_t *found, uint32_t *is_over);
 

@@ -138,7 +138,7 @@ int gw_has_news(const gw_port *port, int64_t ticket, uint32_t seen) {
     return GW_LOAD(&stream->life) == gw_life_of(ticket) && atomic_load_explicit(&stream->written, memory_order_seq_cst) > seen;
 }
 
-/* Empties the FIFO, arms the chime and looks at the tickets (0: none) by slot, of all slots. fd < 0: looks only.
+/* Empties the FIFO, arms the chime and looks at the tickets (-1: none) by slot, of all slots. fd < 0: looks only.
  * -> how many have something new, their slots in `found`; -ECHILD. `is_over`: whether the worker's state says that it answers nothing any more. */
 int gw_poll_many(gw_port *port, int fd, const int64_t *tickets, const uint32_t *seen, uint32_t *found, uint32_t *is_over) {
     if (!port->me || gw_is_forked(port)) return -ECHILD;
@@ -152,7 +152,7 @@ int gw_poll_many(gw_port *port, int fd, const int64_t *tickets, const uint32_t *
     *is_over = atomic_load_explicit(&port->header->state, memory_order_seq_cst) > GW_DRAINING;
     int n = 0;
     for (uint32_t i = 0; i < port->capacity; i++) /* F3 */
-        if (tickets[i] && gw_has_news(port, tickets[i], seen[i])) found[n++] = i;
+        if (tickets[i] >= 0 && gw_has_news(port, tickets[i], seen[i])) found[n++] = i;
     if (n == 1 && fd >= 0 && seen[found[0]] == GW_TO_THE_END) { /* would a brief spin have been enough? */
         const gw_slot *slot = &port->slots[found[0]];
         if (gw_phase_of(GW_LOAD(&slot->word)) == GW_DONE) gw_brief_learn(port, slot->done_ns - GW_PEEK(&slot->enqueue_ns));

@@ -105,7 +105,8 @@ int64_t gw_claim_wait(gw_port *port, uint64_t until_ns) {
     return ticket;
 }
 
-int gw_publish(gw_port *port, int64_t ticket, uint64_t request, uint64_t deadline_ns, uint64_t terms) {
+/* All of gw_publish but the doorbell. */
+static int publish(gw_port *port, int64_t ticket, uint64_t request, uint64_t deadline_ns, uint64_t terms) {
     gw_slot *slot = own_slot(port, ticket);
     if (!slot) return -ECHILD;
     uint64_t word = word_of(port, ticket, GW_CLAIMED);
@@ -130,12 +131,18 @@ int gw_publish(gw_port *port, int64_t ticket, uint64_t request, uint64_t deadlin
     GW_COUNT(&stats_of(port)->submitted, 1);
     GW_POINT(publish_counted);
     if (port->header->admission) gw_count_arrival(port, terms);
-    gw_ring_doorbell(port);
     return 0;
 }
 
-int64_t gw_submit(gw_port *port, uint32_t kind, const void *meta, uint32_t meta_bytes, const void *data, uint64_t data_bytes, uint64_t deadline_ns,
-                  uint64_t terms) {
+int gw_publish(gw_port *port, int64_t ticket, uint64_t request, uint64_t deadline_ns, uint64_t terms) {
+    int result = publish(port, ticket, request, deadline_ns, terms);
+    if (!result) gw_ring_doorbell(port);
+    return result;
+}
+
+/* gw_submit without the doorbell, for who sends several at once: to be followed by gw_ring_doorbell. (P1 is done, P2 is still to come.) */
+int64_t gw_submit_quietly(gw_port *port, uint32_t kind, const void *meta, uint32_t meta_bytes, const void *data, uint64_t data_bytes, uint64_t deadline_ns,
+                          uint64_t terms) {
     uint64_t from = gw_align(meta_bytes), total = from + data_bytes;
     if (total > port->request_bytes || meta_bytes > GW_MAX_META) return -EMSGSIZE;
     if (port->header->admission && gw_is_late(port, terms, NULL)) return -ETIME;
@@ -146,8 +153,15 @@ int64_t gw_submit(gw_port *port, uint32_t kind, const void *meta, uint32_t meta_
     if (meta_bytes) memcpy(area, meta, meta_bytes);
     if (data_bytes) memcpy(area + from, data, data_bytes);
     GW_POINT(submit_copied);
-    int result = gw_publish(port, ticket, gw_describe(kind, meta_bytes, total), deadline_ns, terms);
+    int result = publish(port, ticket, gw_describe(kind, meta_bytes, total), deadline_ns, terms);
     return result ? result : ticket;
+}
+
+int64_t gw_submit(gw_port *port, uint32_t kind, const void *meta, uint32_t meta_bytes, const void *data, uint64_t data_bytes, uint64_t deadline_ns,
+                  uint64_t terms) {
+    int64_t ticket = gw_submit_quietly(port, kind, meta, meta_bytes, data, data_bytes, deadline_ns, terms);
+    if (ticket >= 0) gw_ring_doorbell(port);
+    return ticket;
 }
 
 /* The described response if the ticket is answered, else -EINPROGRESS or -ESTALE. */

@@ -86,6 +86,8 @@ int64_t gw_claim_wait(gw_port *port, uint64_t until_ns);            /* the same,
 int gw_publish(gw_port *port, int64_t ticket, uint64_t request, uint64_t deadline_ns, uint64_t terms);
 int64_t gw_submit(gw_port *port, uint32_t kind, const void *meta, uint32_t meta_bytes, const void *data, uint64_t data_bytes, uint64_t deadline_ns,
                   uint64_t terms);
+int64_t gw_submit_quietly(gw_port *port, uint32_t kind, const void *meta, uint32_t meta_bytes, const void *data, uint64_t data_bytes, uint64_t deadline_ns,
+                          uint64_t terms);
 int64_t gw_wait(gw_port *port, int64_t ticket, uint64_t deadline_ns, uint64_t slice_ns); /* -> described response | -ETIMEDOUT | -EINTR | -ESTALE */
 int64_t gw_poll(gw_port *port, int64_t ticket);                     /* as gw_wait, at once: -EINPROGRESS */
 int gw_release(gw_port *port, int64_t ticket);
@@ -99,7 +101,7 @@ int64_t gw_unsettled(gw_port *port);                                /* see ring.
 /* Event loops (chime.c) */
 #define GW_TO_THE_END UINT32_MAX
 int gw_set_chimes(gw_port *port, const char *prefix, int64_t gid); /* before anything else: where the FIFOs are, and whose */
-int gw_spin_briefly(gw_port *port, int64_t ticket); /* wake.c */
+int gw_ring_and_spin(gw_port *port, int64_t ticket); /* wake.c */
 int gw_has_news(const gw_port *port, int64_t ticket, uint32_t seen);
 int gw_poll_many(gw_port *port, int fd, const int64_t *tickets, const uint32_t *seen, uint32_t *found, uint32_t *is_over);
 

@@ -30,7 +30,7 @@
 #define LOOKS_A_ROUND 32
 #define SPIN_ROUNDS 48
 #define SPIN_NS 50000u  /* about what those rounds take on a core of their own */
-#define BRIEF_NS 20000u
+#define BRIEF_ROUNDS 20
 #define SHORT_ROUNDS 4    /* rounds of a single look, on a core that others want, count as one */
 #define ALONE_NS 1500u  /* a sched_yield that finds nobody else returns within this */
 #define FOREIGN_NS 1000000u
@@ -131,7 +131,7 @@ static void back_off(gw_spinner *spinner) {
 }
 
 /* Spins as the port's wake mode says until one of the words is `wanted` (or, for 0, any is not zero). 1 if seen; 0: sleep now. */
-int gw_spin_until(gw_port *port, gw_spinner *spinner, const _Atomic uint64_t *words, uint32_t n, uint64_t wanted, uint64_t until_ns) {
+static int spin(gw_port *port, gw_spinner *spinner, const _Atomic uint64_t *words, uint32_t n, uint64_t wanted, uint64_t until_ns, int rounds) {
     if (seen_among(words, n, wanted) || GW_PEEK(&port->nudged)) return 1;
     if (!should_spin(port, spinner)) return 0;
     int looks = LOOKS_A_ROUND;
@@ -154,39 +154,28 @@ int gw_spin_until(gw_port *port, gw_spinner *spinner, const _Atomic uint64_t *wo
         spent += looks == 1 ? 1 : SHORT_ROUNDS;
         looks = away < ALONE_NS ? LOOKS_A_ROUND : 1; /* others want this core: look once each time it comes round */
         if (away > FOREIGN_NS) back_off(spinner);
-        else if (spent < SPIN_ROUNDS * SHORT_ROUNDS) continue;
+        else if (spent < rounds * SHORT_ROUNDS) continue;
         else learn(spinner, 0);
         return seen_among(words, n, wanted);
     }
 }
 
-/* For an event loop that has nothing else on its way, before it goes back to what it does: as gw_wait spins, if that pays, but for BRIEF_NS at most. 1: the
- * ticket is answered. What had been answered within that time without a spin is told by gw_brief_learn. */
-int gw_spin_briefly(gw_port *port, int64_t ticket) {
+int gw_spin_until(gw_port *port, gw_spinner *spinner, const _Atomic uint64_t *words, uint32_t n, uint64_t wanted, uint64_t until_ns) {
+    return spin(port, spinner, words, n, wanted, until_ns, SPIN_ROUNDS);
+}
+
+/* Rings the doorbell for a ticket that was published quietly. For an event loop that has nothing else on its way: it spins as gw_wait does, but for less, as its
+ * other tasks wait meanwhile. 1: the ticket is answered. What came soon without a spin is told by gw_brief_learn. */
+int gw_ring_and_spin(gw_port *port, int64_t ticket) {
     gw_slot *slot = gw_slot_at(port, ticket);
     if (!slot || gw_is_forked(port)) return 0;
-    uint64_t done = gw_word(gw_life_of(ticket), port->me, GW_DONE);
-    if (GW_LOAD(&slot->word) == done) return 1;
-    if (port->wake == GW_PARK || !should_spin(port, &port->brief_spin)) return 0;
-    uint64_t until = gw_now() + BRIEF_NS;
-    for (int looks = 0;; looks++) {
-        if (GW_LOAD(&slot->word) == done) break;
-        relax();
-        if (looks % LOOKS_A_ROUND) continue;
-        uint64_t before = gw_now();
-        if (before >= until) {
-            learn(&port->brief_spin, 0);
-            return 0;
-        }
-        sched_yield();
-        if (gw_now() - before > FOREIGN_NS) back_off(&port->brief_spin);
-    }
-    learn(&port->brief_spin, 1);
-    return 1;
+    gw_ring_doorbell(port);
+    uint64_t until = port->wake == GW_BUSY ? gw_now() + BRIEF_ROUNDS * 1000u : UINT64_MAX;
+    return spin(port, &port->brief_spin, &slot->word, 1, gw_word(gw_life_of(ticket), port->me, GW_DONE), until, BRIEF_ROUNDS);
 }
 
 void gw_brief_learn(gw_port *port, uint64_t ns) {
-    if (ns <= BRIEF_NS) learn(&port->brief_spin, 1);
+    if (ns <= BRIEF_ROUNDS * 1000u) learn(&port->brief_spin, 1);
 }
 
 /* After a wait that slept: what it waited for came `ns` after its start, the sleeper's own wake-up not counted. */

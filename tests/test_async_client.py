@@ -163,13 +163,16 @@ def test_a_cancelled_task_withdraws_a_request_that_is_queued_and_drops_one_that_
     assert worker.stats().slots_in_use == 0
 
 
-def test_cancelling_an_answered_request_gives_its_slot_back(run, in_process):
-    worker = in_process(lambda requests: [ValueError("nobody reads this") for _ in requests])
+def test_cancelling_an_answered_request_gives_its_slot_back(run, in_process, gate):
+    gate.answer = lambda request: ValueError("nobody reads this")
+    worker = in_process(gate.run_batch)
+    gate.shut()
 
     async def main():
         async with gpuworker.AsyncClient(worker.name) as client:
             task = asyncio.create_task(client.submit(1))
             await asyncio.sleep(0)
+            gate.open()
             eventually(lambda: worker.stats().failed == 1)  # answered; the loop has not seen it yet
             await cancelled(task)
             assert worker.stats().slots_in_use == 0

@@ -146,7 +146,7 @@ def test_a_deadline_also_while_tokens_go_on_coming(owner, run):
         reading = asyncio.create_task(anext(stream))
         await asyncio.sleep(0)
         answer = owner.admit_one()
-        with pytest.raises(gpuworker.DeadlineExceeded, match="running"):
+        with pytest.raises(gpuworker.DeadlineExceeded, match="timeout"):
             while True:
                 answer.send(*ids_of("b"))
                 await reading
@@ -232,3 +232,23 @@ def test_a_stream_goes_on_under_the_next_owner(owner, run):
         assert (await stream.result()).text == "bc"
 
     run(main)
+
+
+def test_when_nobody_is_left_the_reader_is_told(owner, monkeypatch):
+    from gpuworker.segment import Segment
+
+    async def main():
+        async with gpuworker.AsyncClient(owner.segment.name) as client:
+            stream = client.stream("a")
+            reading = asyncio.create_task(anext(stream))
+            await asyncio.sleep(0)
+            answer = owner.admit_one()
+            answer.send(*ids_of("b"))
+            assert (await reading).text == "b"
+            monkeypatch.setattr(Segment, "is_dead", lambda self: True)
+            with pytest.raises(gpuworker.WorkerDied, match="died before"):
+                await anext(stream)
+            answer.finish()
+
+    asyncio.run(main(), debug=True)
+    assert owner.in_use == 0

@@ -57,6 +57,13 @@ class LoopClient(Client):
         link.settle()
         return awaited
 
+    def _send_now(self, link: Link, payload: Any, deadline_ns: int, terms: int) -> int:
+        if self.watch is not None and self.watch.line:
+            return -errno.EAGAIN
+        ticket = link.send(payload, deadline_ns, terms)
+        lib.gw_ring_doorbell(link.port)
+        return ticket
+
     def settled(self, answer: Any) -> Awaited:
         """For an answer that came from elsewhere."""
         assert self.watch is not None

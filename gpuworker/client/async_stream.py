@@ -73,6 +73,7 @@ class AsyncStream(AsyncIterator["Delta"]):
         self._closed = True
         if self._begun is not None:
             self._begun.stream.close()
+            self._begun.watch.line.call(1)
 
     async def aclose(self) -> None:
         """As `close`."""
@@ -104,15 +105,19 @@ class AsyncStream(AsyncIterator["Delta"]):
             watch, stream = await self._begin()
             if watch.is_closed:
                 raise RequestCancelled("the client was closed")
-            while isinstance(delta := stream.poll(at_once), str):
+            was_called = False
+            while isinstance(delta := stream.poll(at_once, was_called), str):
                 ticket, seen, deadline_ns = stream.awaited(at_once)
                 news = watch.news(ticket, seen, deadline_ns)
                 try:
                     await news.future
+                    was_called = True  # if there is nothing all the same, somebody had better ask why
                 except BaseException:
                     watch.leave(news)
                     stream.close()
                     raise
+            if stream.generation is not None:  # its slot is free
+                watch.line.call(1)
             return delta
         finally:
             self._is_read = False

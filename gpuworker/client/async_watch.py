@@ -17,7 +17,7 @@ from gpuworker.segment.wire import SLOT_MASK
 _TO_THE_END: int = lib.GW_TO_THE_END
 _TICK_S = SLICE_NS / 1e9
 MOST_AT_ONCE = 16
-_poll_many, _spin_briefly, _unpack = lib.gw_poll_many, lib.gw_spin_briefly, ffi.unpack
+_poll_many, _ring_and_spin, _ring_doorbell, _unpack = lib.gw_poll_many, lib.gw_ring_and_spin, lib.gw_ring_doorbell, ffi.unpack
 
 
 class Awaited(NamedTuple):
@@ -43,12 +43,13 @@ class Watch:
         self.link, self.line = link, Line(loop)
         self._loop, self._port = loop, link.port
         capacity = link.segment.capacity
-        self._tickets, self._seen = ffi.new("int64_t[]", capacity), ffi.new("uint32_t[]", capacity)
+        self._tickets, self._seen = ffi.new("int64_t[]", [-1] * capacity), ffi.new("uint32_t[]", capacity)
         self._found, self._is_over = ffi.new("uint32_t[]", capacity), ffi.new("uint32_t *")
         self._awaited: dict[int, Awaited] = {}  # by slot
         self._timer: asyncio.TimerHandle | None = None
         self._next_tick_ns = self._at_once = 0
-        self._is_last = False
+        self._is_last = self._is_quiet = False
+        link.submit = lib.gw_submit_quietly
         self._chime = Chime(link.segment)
         self._fd = self._chime.fd
         loop.add_reader(self._fd, self.look)
@@ -59,14 +60,23 @@ class Watch:
         return self._add(ticket, _TO_THE_END, deadline_ns, is_stream=False)
 
     def answer_soon(self, ticket: int, deadline_ns: int) -> Awaited:
-        """The same; if nothing else is on its way, the answer may be there at once, after a spin of some us where such spins pay (native/wake.c). But not always:
-        a task that sends one request after another has to let others run."""
-        spins = not self._awaited and self._at_once < MOST_AT_ONCE and _spin_briefly(self._port, ticket)
-        awaited = self._add(ticket, _TO_THE_END, deadline_ns, is_stream=False)
-        if spins:
+        """The same for one that was sent quietly (native/ring.c). While others are on their way, the doorbell is rung when the loop comes round: what all of its
+        tasks send until then arrives together, with one system call. If nothing else is on its way it is rung now, and the answer may be there at once, after a
+        spin of some us where such spins pay (native/wake.c); but not always: a task that sends one request after another has to let others run."""
+        if self._awaited or self._at_once >= MOST_AT_ONCE:
+            if not self._is_quiet:
+                self._is_quiet = True
+                self._loop.call_soon(self._ring)
+        elif _ring_and_spin(self._port, ticket):
             self._at_once += 1
+            awaited = self._add(ticket, _TO_THE_END, deadline_ns, is_stream=False)
             self._deliver(ticket & SLOT_MASK)
-        return awaited
+            return awaited
+        return self._add(ticket, _TO_THE_END, deadline_ns, is_stream=False)
+
+    def _ring(self) -> None:
+        self._is_quiet = False
+        _ring_doorbell(self._port)
 
     def news(self, ticket: int, seen: int, deadline_ns: int) -> Awaited:
         """An answer that comes piece by piece: its future will be done when there are more than `seen` pieces, or it is over."""
@@ -103,7 +113,7 @@ class Watch:
 
     def _drop(self, slot: int) -> None:
         del self._awaited[slot]
-        self._tickets[slot] = 0
+        self._tickets[slot] = -1
         if self._is_last and not self._awaited:
             self.close()
 

@@ -310,6 +310,10 @@ class Client(Generates):
             lib.gw_count_client(self._link.port, lib.GW_FELL_BACK)
         return True
 
+    def _send_now(self, link: Link, payload: Any, deadline_ns: int, terms: int) -> int:
+        """As Link.send, unless others have waited for a slot before."""
+        return link.send(payload, deadline_ns, terms)
+
     def _send_late(
         self, problem: int, sent_to: Link, request: Any, payload: Any, deadline_ns: int, terms: int, take_charge: Callable[[Link, int], T]
     ) -> Steps[T]:

@@ -174,7 +174,7 @@ def begin(client: Client, wish: Wish, sample: int, deadline_ns: int, may_wait: b
     while True:
         try:
             if not problem:
-                ticket = link.send(order.payload, deadline_ns, 0)
+                ticket = client._send_now(link, order.payload, deadline_ns, 0)
             else:
                 link, claimed = yield from client._claim(problem, deadline_ns)
                 if link is not sent_to:  # another worker, which may have declared something else

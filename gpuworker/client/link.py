@@ -21,7 +21,7 @@ SLICE_NS = 50_000_000  # how long a wait trusts the owner before it asks the ker
 _BYTES, _ARRAY, _ERROR, _SPILLED = lib.GW_KIND_BYTES, lib.GW_KIND_ARRAY, lib.GW_KIND_ERROR, lib.GW_KIND_SPILLED
 _STREAM = lib.GW_KIND_STREAM
 _DELIVERED = lib.GW_DELIVERED
-_submit, _wait, _wait_for, _release = lib.gw_submit, lib.gw_wait, lib.gw_wait_for, lib.gw_release
+_wait, _wait_for, _release = lib.gw_wait, lib.gw_wait_for, lib.gw_release
 _BEFORE_FORK = "this request belongs to another process (it was made before a fork)"
 
 
@@ -54,6 +54,7 @@ class Link:
         self.max_payload_bytes: int = overview.max_payload_bytes
         self.window = max(1, min(4 * overview.max_batch_size, overview.quota_shared))  # how far Client.map runs ahead
         self.on_full = "block" if overview.on_full == lib.GW_BLOCK else "reject"
+        self.submit = lib.gw_submit  # or what a client puts in its place
         self.lost = False  # the owner was found dead: the client looks again by name before it sends more
         self.fits = True  # requests go through `fit`: until the first of them finds that the worker has declared nothing
         self._declared: tuple[bytes, Contract | GenerationContract | None] | None = None  # the worker's info as it was read last, and what it says
@@ -120,12 +121,12 @@ class Link:
                 return -errno.ETIME
             return self._send_in_pieces(kind, meta, data, data_bytes, deadline_ns, terms)
         if request.__class__ is bytes:  # the commonest kinds are short-cut, here and in _take
-            ticket: int = _submit(self.port, _BYTES, b"", 0, request, len(request), deadline_ns, terms)
+            ticket: int = self.submit(self.port, _BYTES, b"", 0, request, len(request), deadline_ns, terms)
             if ticket != -errno.EMSGSIZE:
                 return ticket
         kind, meta, data, data_bytes = encode(request, self.allow_pickle)
         if not isinstance(data, Parts):
-            ticket = _submit(self.port, kind, meta, len(meta), data, data_bytes, deadline_ns, terms)
+            ticket = self.submit(self.port, kind, meta, len(meta), data, data_bytes, deadline_ns, terms)
             if ticket != -errno.EMSGSIZE:
                 return ticket
         if lib.gw_is_late(self.port, terms, ffi.NULL):
@@ -186,17 +187,20 @@ class Link:
             self.abandon(ticket)
             raise
 
-    def follow(self, ticket: int, seen: int, until: int, entry_bytes: int, deadline_ns: int, wait: bool = True) -> bytes | Ending | None:
+    def follow(
+        self, ticket: int, seen: int, until: int, entry_bytes: int, deadline_ns: int, wait: bool = True, ask: bool = True
+    ) -> bytes | Ending | None:
         """Waits for more than `until` entries of an answer that comes piece by piece (native/stream.c), or for its end. -> the bytes of those after the first
         `seen`; when there are none left, how it has ended, and the slot is given back. None: not yet, and not to `wait`. Raises what became
-        of the request instead."""
+        of the request instead; ask: also whether its owner lives."""
         try:
             while True:
                 if deadline_ns and time.monotonic_ns() >= deadline_ns:
                     self.check(ticket, deadline_ns, is_stream=True)  # also while entries go on coming
                 if not wait and not lib.gw_has_news(self.port, ticket, until):
-                    self.check(ticket, deadline_ns, is_stream=True)
-                    if not lib.gw_has_news(self.port, ticket, until):
+                    if ask:
+                        self.check(ticket, deadline_ns, is_stream=True)
+                    if not ask or not lib.gw_has_news(self.port, ticket, until):
                         return None
                 written = lib.gw_stream_wait(self.port, ticket, until, deadline_ns, SLICE_NS)
                 if written == _DELIVERED:

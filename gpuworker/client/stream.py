@@ -129,9 +129,9 @@ class Stream(Iterator[Delta]):
         state = "open" if not self._over else self._generation.finish_reason if self._generation is not None else f"failed: {self._error!r}"
         return f"<gpuworker.Stream, {len(self._tokens)} tokens, {state}>"
 
-    def poll(self, at_once: bool) -> Delta | Literal["not yet"] | None:
-        """As reading on, without waiting. at_once: as for `result`."""
-        delta: Delta | Literal["not yet"] | None = self._read(at_once, wait=False)
+    def poll(self, at_once: bool, ask: bool) -> Delta | Literal["not yet"] | None:
+        """As reading on, without waiting. at_once: as for `result`. ask: also whether the owner lives, if there is nothing."""
+        delta: Delta | Literal["not yet"] | None = self._read(at_once, wait=False, ask=ask)
         return delta
 
     @property
@@ -143,7 +143,7 @@ class Stream(Iterator[Delta]):
         """-> what `poll` says "not yet" of: (ticket, how many entries there have to be more than, deadline on CLOCK_MONOTONIC in ns or 0)."""
         return self._ticket, lib.GW_TO_THE_END if at_once else self._seen, self._deadline_ns
 
-    def _read(self, at_once: bool, wait: bool = True) -> Any:
+    def _read(self, at_once: bool, wait: bool = True, ask: bool = True) -> Any:
         """The next delta, None at the end. at_once: rather all that is left than a little."""
         if self._link.pid != os.getpid():  # asked first: a thread that does not exist here may have held the lock
             raise SegmentError("this request belongs to another process (it was made before a fork)")
@@ -153,17 +153,17 @@ class Stream(Iterator[Delta]):
                     raise self._error
                 return None
             try:
-                return self._next(at_once, wait)
+                return self._next(at_once, wait, ask)
             except BaseException as error:  # also Ctrl-C between any two lines here: what has been read is then known to nobody
                 self._link.abandon(self._ticket)
                 self._error = error if isinstance(error, Exception) else RequestCancelled("reading the answer was interrupted")
                 self._over = True
                 raise
 
-    def _next(self, at_once: bool, wait: bool) -> Delta | Literal["not yet"] | None:
+    def _next(self, at_once: bool, wait: bool, ask: bool) -> Delta | Literal["not yet"] | None:
         order = self._order
         until = max(order.max_tokens, self._seen) if at_once else self._seen
-        found = self._link.follow(self._ticket, self._seen, until, order.entry.itemsize, self._deadline_ns, wait)
+        found = self._link.follow(self._ticket, self._seen, until, order.entry.itemsize, self._deadline_ns, wait, ask)
         if found is None:
             return "not yet"
         if isinstance(found, Ending):

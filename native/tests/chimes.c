@@ -48,7 +48,12 @@ static void await(watch *w, int64_t ticket, uint32_t seen) {
     w->tickets[gw_slot_of(ticket)] = ticket;
     w->seen[gw_slot_of(ticket)] = seen;
 }
-static void forget_all(watch *w) { memset(w->tickets, 0, sizeof w->tickets); }
+static void forget_all(watch *w) { memset(w->tickets, 0xff, sizeof w->tickets); }
+static watch watch_of(gw_port *port, int fd) {
+    watch w = {.port = port, .fd = fd};
+    forget_all(&w);
+    return w;
+}
 
 static int take_and_finish(int n) {
     uint64_t taken[2 * CAPACITY];
@@ -61,7 +66,7 @@ static int take_and_finish(int n) {
 
 static void one_byte_for_a_batch(void) {
     tell_owner();
-    watch w = {.port = front, .fd = make_chime(front)};
+    watch w = watch_of(front, make_chime(front));
     for (int k = 0; k < 3; k++) await(&w, submit(front, "x"), GW_TO_THE_END);
     int64_t others = submit(other, "x");
     EQUAL(look(&w), 0);
@@ -76,7 +81,7 @@ static void one_byte_for_a_batch(void) {
 
 static void not_again_until_it_is_armed(void) {
     tell_owner();
-    watch w = {.port = front, .fd = make_chime(front)};
+    watch w = watch_of(front, make_chime(front));
     int64_t a = submit(front, "a"), b = submit(front, "b");
     EQUAL(take_and_finish(1), 1); /* not armed yet */
     EQUAL(bytes_in(w.fd), 0);
@@ -84,7 +89,7 @@ static void not_again_until_it_is_armed(void) {
     await(&w, b, GW_TO_THE_END);
     EQUAL(look(&w), 1); /* armed, and what was there before is seen */
     EQUAL(gw_release(front, a), 0);
-    w.tickets[gw_slot_of(a)] = 0;
+    w.tickets[gw_slot_of(a)] = -1;
     EQUAL(take_and_finish(1), 1);
     int64_t c = submit(front, "c");
     EQUAL(take_and_finish(1), 1);
@@ -96,7 +101,7 @@ static void not_again_until_it_is_armed(void) {
 
 static void by_all_that_answers(void) {
     tell_owner();
-    watch w = {.port = front, .fd = make_chime(front)};
+    watch w = watch_of(front, make_chime(front));
 #define RINGS(call) (forget_all(&w), look(&w), (void)(call), bytes_in(w.fd))
     int64_t a = submit(front, "a");
     EQUAL(RINGS(gw_refuse(r.owner, a, GW_KIND_DRAINING)), 1);
@@ -126,7 +131,7 @@ static void by_each_piece_that_is_waited_for(void) {
     r = rig_open(CAPACITY, PARTICIPANTS, ROOM);
     front = rig_join(&r, 1);
     tell_owner();
-    watch w = {.port = front, .fd = make_chime(front)};
+    watch w = watch_of(front, make_chime(front));
     int64_t a = begin(front);
     EQUAL(gw_stream_open(r.owner, a, 4, 8), 0);
     await(&w, a, 0);
@@ -157,7 +162,7 @@ static void what_is_no_fifo_of_ours(void) {
     char path[128], target[128];
     path_of(front, path);
     sprintf(target, "%s/target", folder);
-    watch w = {.port = front, .fd = -1};
+    watch w = watch_of(front, -1);
     int file = open(path, O_RDWR | O_CREAT, 0600);
     for (int round = 0; round < 3; round++) {
         int64_t a = submit(front, "a");
@@ -182,7 +187,7 @@ static void places_that_are_taken_anew(void) {
     for (int life = 0; life < 3; life++) {
         gw_port *port = rig_join(&r, 3);
         EQUAL(GW_LOAD(&r.owner->participants[port->me - 1].chime), GW_CHIME_NONE);
-        watch w = {.port = port, .fd = make_chime(port)};
+        watch w = watch_of(port, make_chime(port));
         await(&w, submit(port, "x"), GW_TO_THE_END);
         EQUAL(look(&w), 0);
         EQUAL(take_and_finish(1), 1);
@@ -207,7 +212,7 @@ static void scribbled_entries_and_closed_ports(void) {
     gw_owe_chime_again(r.owner, UINT_MAX);
     gw_wake_all(r.owner); /* nobody has a FIFO */
     EQUAL(r.owner->chimes_open, 0);
-    watch w = {.port = front, .fd = -1};
+    watch w = watch_of(front, -1);
     gw_port *left = rig_join(&r, 3);
     uint32_t me = left->me;
     gw_close(left);
@@ -228,7 +233,7 @@ typedef struct { pthread_t thread; gw_port *port; int fd; uint64_t seed, wakes, 
 
 static void *run_loop(void *argument) {
     loop *l = argument;
-    watch w = {.port = l->port, .fd = l->fd};
+    watch w = watch_of(l->port, l->fd);
     look(&w);
     for (int sent = 0, waiting = 0; sent < CALLS || waiting;) {
         while (sent < CALLS && waiting < 2 && (!waiting || below(&l->seed, 2))) {
@@ -248,7 +253,7 @@ static void *run_loop(void *argument) {
         int n = look(&w);
         for (int k = 0; k < n; k++) {
             EQUAL(gw_release(l->port, w.tickets[w.found[k]]), 0);
-            w.tickets[w.found[k]] = 0;
+            w.tickets[w.found[k]] = -1;
             waiting--, l->answers++;
         }
     }
