@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 SOURCES = pathlib.Path(__file__).parent.parent / "native" / "tests"
-PROGRAMS = ["transitions", "lives", "deaths", "edges", "batches", "rows", "decode", "streams", "stream_waits", "hostile", "fork", "stress", "crash"]
+PROGRAMS = ["transitions", "lives", "deaths", "edges", "batches", "rows", "decode", "streams", "stream_waits", "chimes", "hostile", "fork", "stress", "crash"]
 
 
 @pytest.fixture(scope="module")
