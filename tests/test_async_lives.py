@@ -215,7 +215,7 @@ def test_without_its_fifo_an_answer_is_only_later(start, held):
 # Lost wake-ups.
 
 
-@pytest.mark.parametrize("wake", ["park", "adaptive"])
+@pytest.mark.parametrize("wake", ["park", "adaptive", "busy"])
 def test_no_wake_up_is_lost(in_process, gate, wake, monkeypatch):
     """Many rounds of few requests, with all that would make a lost one good switched off: each would be waited for for ever."""
     from gpuworker.client.async_watch import Watch

@@ -7,7 +7,9 @@ import subprocess
 import pytest
 
 SOURCES = pathlib.Path(__file__).parent.parent / "native" / "tests"
-PROGRAMS = ["transitions", "lives", "deaths", "edges", "batches", "rows", "decode", "streams", "stream_waits", "chimes", "hostile", "fork", "stress", "crash"]
+PROGRAMS = [
+    "transitions", "lives", "deaths", "edges", "batches", "rows", "decode", "streams", "stream_waits", "chimes", "hostile", "fork", "stress", "crash",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
