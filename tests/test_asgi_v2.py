@@ -207,7 +207,9 @@ def test_nonsense_is_a_bad_request(echo, request_, words):
     assert words in body["error"]
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"\xff", b'{"inputs": NaN}', b'{"inputs":[{"name":"input","datatype":"FP32","shape":[1],"data":[NaN]}]}', b"[" * 100_000])
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"\xff", b'{"inputs": NaN}', b'{"inputs":[{"name":"input","datatype":"FP32","shape":[1],"data":[NaN]}]}', b"[" * 100_000]
+)
 def test_a_body_that_is_no_json_is_a_bad_request(echo, body):
     response = call(echo, "POST", INFER, body)
     assert response.status_code == 400
@@ -283,7 +285,9 @@ def test_numbers_lists_and_nan_are_answers(web):
 
 
 def test_errors_of_the_handler(web):
-    status, body = post(web(lambda requests: [ValueError("odd") if request % 2 else request for request in requests]), INFER, one("INT64", [2], [2, 3]))
+    status, body = post(
+        web(lambda requests: [ValueError("odd") if request % 2 else request for request in requests]), INFER, one("INT64", [2], [2, 3])
+    )
     assert (status, body) == (400, {"error": "odd"})
     status, body = post(web(lambda requests: [KeyError("secret") for _ in requests]), INFER, one("INT64", [1], [2]))
     assert (status, "secret" in str(body)) == (500, False)

@@ -16,7 +16,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 PROGRAM = """
 import sys
 import gpuworker, gpuworker.frontends
-from gpuworker.frontends import wsgi
+from gpuworker.frontends import asgi, wsgi
 assert "site-packages" in gpuworker.__file__, gpuworker.__file__
 
 def run_batch(requests):

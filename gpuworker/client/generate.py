@@ -29,7 +29,7 @@ class Generates:
         self,
         prompt: Any,
         *,
-        max_tokens: int = 256,
+        max_tokens: int | None = 256,
         stop: str | Iterable[str] | None = None,
         stop_ids: Iterable[int] = (),
         ignore_eos: bool = False,
@@ -50,7 +50,7 @@ class Generates:
         """What the model says after `prompt`: a Generation (text, tokens, finish_reason, logprobs, usage); with n > 1 a list of n.
 
         prompt: a str; token ids (a list or an array of one dimension); or messages, [{"role": "user", "content": "..."}, ...], for the model's chat template.
-        max_tokens: the most that are generated; prompt and answer together are bounded by the worker's max_model_tokens.
+        max_tokens: the most that are generated; None: as many as the worker has room for. Prompt and answer together are bounded by its max_model_tokens.
         stop: strings that end the answer, which it does not contain. stop_ids: tokens that do, beside the model's own, which ignore_eos puts out of effect.
         temperature: 0 is greedy: always the likeliest token. top_k, top_p, min_p, the penalties and logit_bias: see gpuworker.sampling.SamplingParams.
         seed: same seed, same request, same tokens, whoever else is served at the time; drawn if not given. Of n samples each has the next seed.
@@ -87,7 +87,7 @@ class Generates:
         self,
         prompt: Any,
         *,
-        max_tokens: int = 256,
+        max_tokens: int | None = 256,
         stop: str | Iterable[str] | None = None,
         stop_ids: Iterable[int] = (),
         ignore_eos: bool = False,
