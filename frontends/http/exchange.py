@@ -98,9 +98,8 @@ class Exchange:
             self._watcher = asyncio.get_running_loop().create_task(self._watch())
 
     async def _watch(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        if self._task is not None:
+        message = await self._receive()
+        if message["type"] == "http.disconnect" and self._task is not None:
             self.has_left = True
             self._task.cancel()
 
