@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install -q -q --disable-pip-version-check -c constra
 
 SECONDS ?= 60
 
-.PHONY: help install demo demo-llm test test-gpu check bench bench-ipc bench-scheduling bench-execution bench-generation bench-gpu bench-async wheel model killstep sanitize stress clean
+.PHONY: help install demo demo-llm test test-gpu check bench bench-ipc bench-scheduling bench-execution bench-generation bench-async bench-http bench-gpu wheel model killstep sanitize stress clean
 
 help:
 	@echo "make demo       real text embedded by one owner for gunicorn workers and forked processes, with checked answers"
@@ -19,6 +19,7 @@ help:
 	@echo "make bench-execution   what the owner spends on a request around forward, and a served encoder against the model alone"
 	@echo "make bench-generation  continuous batching of a language model against static batches and transformers' own; ARGS='--trace FILE ...'"
 	@echo "make bench-async       what an event loop pays for a call, beside the blocking client and a thread pool; ARGS='--uvloop ...'"
+	@echo "make bench-http        requests over HTTP beside mosec and LitServe, by the CPU time they take"
 	@echo "make test-gpu, make bench-gpu   the same and more where there is a CUDA device; they say so where there is none"
 	@echo "make model      the ring's protocol checked exhaustively, crashes anywhere (needs spin)"
 	@echo "make killstep   processes killed and paused after every machine instruction of the ring; SAMPLE=500 SEED=1 for some of them"
@@ -58,7 +59,7 @@ check: $(VENV)/.have-check $(VENV)/.have-test
 	$(BIN)/mypy
 	$(CC) -std=c11 -O2 -Wall -Wextra -Werror -fsyntax-only native/*.c
 
-bench: bench-ipc bench-scheduling bench-execution bench-generation
+bench: bench-ipc bench-scheduling bench-execution bench-generation bench-http
 
 bench-ipc: $(VENV)/.have-bench
 	$(BIN)/python bench/ipc_overhead.py $(ARGS)
@@ -74,6 +75,9 @@ bench-generation: $(VENV)/.have-bench $(VENV)/.have-smollm2
 
 bench-async: $(VENV)/.have-test
 	$(BIN)/python bench/async_client.py $(ARGS)
+
+bench-http: $(VENV)/.have-bench $(VENV)/.have-http
+	$(BIN)/python bench/http_overhead.py $(ARGS)
 
 bench-gpu: $(VENV)/.have-bench
 	$(BIN)/python bench/gpu_execution.py $(ARGS)

@@ -160,7 +160,7 @@ class _Application:
         except ClientLeft:
             pass
         except asyncio.CancelledError:
-            if not exchange.has_left:
+            if not exchange.is_over():
                 raise
             log.debug("%s: the client has left", path)
         except Exception as error:

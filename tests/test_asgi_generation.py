@@ -8,6 +8,7 @@ import pytest
 
 import gpuworker
 from gpuworker.frontends.asgi import make_app
+from gpuworker.frontends.http import generation
 from gpuworker.generation.handler import GenerationHandler
 from tests import tiny_llama, wordy_llama
 from tests.conftest import eventually
@@ -91,6 +92,16 @@ def test_a_chat_goes_through_the_template(app, directory):
     message = {"role": "assistant", "content": text, "refusal": None}
     assert body["object"] == "chat.completion"
     assert body["choices"] == [{"index": 0, "message": message, "logprobs": None, "finish_reason": "length"}]
+
+
+def test_long_prompts_are_the_same_as_short_ones(app, monkeypatch):
+    for path, asked in ((COMPLETIONS, {"prompt": ["hello w20", "w30 w31"]}), (CHAT, {"messages": HELLO})):
+        choices = post(app, path, {**GREEDY, **asked, "max_tokens": 5})[1]["choices"]
+        with monkeypatch.context() as patch:
+            patch.setattr(generation, "LONG_TEXT", 3)
+            assert post(app, path, {**GREEDY, **asked, "max_tokens": 5})[1]["choices"] == choices
+    status, body = post(app, COMPLETIONS, {**GREEDY, "prompt": "hello " * 20_000})
+    assert (status, "20,016" in body["error"]["message"]) == (400, True)
 
 
 def test_without_max_tokens_a_chat_has_all_the_room_there_is(directory, in_process):

@@ -131,6 +131,12 @@ def test_embeddings_by_openais_client(ai, workers):
     assert np.allclose([one.embedding for one in ai.embeddings.create(model="minilm", input=[ids, ids]).data], expected[:1].repeat(2, 0), atol=1e-5)
 
 
+def test_long_texts_are_embedded_too(ai, workers):
+    text = " ".join(tiny_encoder.texts(2)) * 300
+    expected = workers["minilm"].connect().submit(text)
+    assert np.allclose(ai.embeddings.create(model="minilm", input=text).data[0].embedding, expected, atol=1e-5)
+
+
 @pytest.mark.parametrize("given", ["", [], ["a", ""], ["a", 1], [[]], [-1], [2**40]])
 def test_what_embeddings_do_not_take(ai, given):
     with pytest.raises(openai.BadRequestError) as caught:

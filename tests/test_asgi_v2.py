@@ -3,6 +3,7 @@
 import asyncio
 import json
 import struct
+import threading
 
 import numpy as np
 import pytest
@@ -307,6 +308,19 @@ def test_time_limits_are_504(web):
         assert (status, body) == (504, {"error": "no answer within the time limit"})
     assert post(app, INFER, one("INT64", [1], [1]), X_Timeout_Ms="soon")[0] == 400
     gate.open()
+
+
+def test_the_time_limit_is_for_all_rows_together(web):
+    turns = threading.Semaphore(0)
+
+    def run_batch(requests):
+        turns.acquire(timeout=0.1)  # each is in time by itself
+        return requests
+
+    app = web(run_batch, options={"max_batch_size": 1, "capacity": 2})
+    status, _ = post(app, INFER, one("INT64", [100], list(range(100))), X_Timeout_Ms="600")
+    assert status == 504
+    turns.release(1000)
 
 
 def test_a_full_ring_is_503_with_the_time_to_wait(in_process):

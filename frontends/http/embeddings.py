@@ -5,6 +5,7 @@ usage counts the tokens where they are made of the texts here; a handler that ta
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -15,7 +16,7 @@ import numpy as np
 from gpuworker import Declaration, UnsupportedPayload
 
 from ..replies import encode
-from .exchange import Exchange
+from .exchange import LONG_TEXT, Exchange
 from .openai import BadField, OpenAI
 
 MOST_INPUTS = 2048  # as OpenAI has it
@@ -43,13 +44,14 @@ class Embeddings:
         declaration = model.declaration()
         if declaration.kind == "generation":
             raise BadField("model", f"model {asked.model!r} generates text; it makes no embeddings")
-        requests = [_request(one, declaration) for one in _inputs(asked.input)]
+        inputs = _inputs(asked.input)
+        if sum(len(one) for one in inputs if isinstance(one, str)) > LONG_TEXT:
+            requests = await asyncio.to_thread(_requests, inputs, declaration)
+        else:
+            requests = _requests(inputs, declaration)
         timeout_s = exchange.timeout_s(self._timeout_s)
         with exchange:
-            if len(requests) == 1:
-                answers = [await model.client.submit(requests[0], timeout=timeout_s)]
-            else:
-                answers = [answer async for answer in model.client.map(requests, timeout=timeout_s)]
+            answers = await model.answers(requests, timeout_s)
         tokens = sum(len(one[_IDS]) for one in requests if isinstance(one, dict))
         vectors = [_vector(answer, asked.encoding_format) for answer in answers]
         data = [{"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(vectors)]
@@ -69,6 +71,10 @@ def _inputs(given: str | list[Any]) -> Sequence[str | list[int]]:
     if len(given) > MOST_INPUTS:
         raise BadField("input", f"{len(given):,} inputs; give at most {MOST_INPUTS:,} at a time")
     return given
+
+
+def _requests(inputs: Sequence[str | list[int]], declaration: Declaration) -> list[Any]:
+    return [_request(one, declaration) for one in inputs]
 
 
 def _request(one: str | list[int], declaration: Declaration) -> Any:

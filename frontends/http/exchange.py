@@ -18,6 +18,8 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 WATCH_AFTER_S = 0.005
 """So long a request is out before anybody looks whether its client is still there: most are answered by then, and save the task that looks."""
+LONG_TEXT = 1 << 14
+"""More letters are made into tokens in a thread: the tokenizer lets others run meanwhile."""
 JSON = ((b"content-type", b"application/json"),)
 
 
@@ -96,6 +98,13 @@ class Exchange:
             self._timer.cancel()
         if self._watcher is None:
             self._watcher = asyncio.get_running_loop().create_task(self._watch())
+
+    def is_over(self) -> bool:
+        """For who catches the cancellation: whether it was for the client's sake. Then it is undone, so that nobody further out takes it for his."""
+        task = asyncio.current_task()
+        if self.has_left and task is not None and hasattr(task, "uncancel"):  # from Python 3.11 on
+            task.uncancel()
+        return self.has_left
 
     async def _watch(self) -> None:
         message = await self._receive()

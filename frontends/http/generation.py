@@ -14,7 +14,7 @@ from gpuworker import AsyncClient, Declaration, Generation, InvalidRequest
 from ..replies import encode
 from . import fields
 from .choices import Chats, Completions, TextOf, usage_of
-from .exchange import Exchange
+from .exchange import LONG_TEXT, Exchange
 from .models import Model
 from .openai import BadField, OpenAI
 from .stream import Events
@@ -32,13 +32,13 @@ class TextGeneration:
         """POST /v1/completions"""
         asked = await self._openai.parsed(exchange, fields.Completion, fields.REFUSED_COMPLETION)
         model, declaration = self._model(asked)
-        await self._answer(exchange, model, asked, asked.prompts(), Completions(asked.model, _texts(declaration)))
+        await self._answer(exchange, model, asked, declaration, asked.prompts(), Completions(asked.model, _texts(declaration)))
 
     async def chat(self, exchange: Exchange) -> None:
         """POST /v1/chat/completions"""
         asked = await self._openai.parsed(exchange, fields.Chat, fields.REFUSED_CHAT)
         model, declaration = self._model(asked)
-        await self._answer(exchange, model, asked, [asked.prompt()], Chats(asked.model, _texts(declaration)))
+        await self._answer(exchange, model, asked, declaration, [asked.prompt()], Chats(asked.model, _texts(declaration)))
 
     def _model(self, asked: fields.Asked) -> tuple[Model, Declaration]:
         model = self._openai.model(asked.model)
@@ -47,7 +47,10 @@ class TextGeneration:
             raise BadField("model", f"model {asked.model!r} does not generate text")
         return model, declaration
 
-    async def _answer(self, exchange: Exchange, model: Model, asked: fields.Asked, prompts: list[Any], shape: Completions) -> None:
+    async def _answer(
+        self, exchange: Exchange, model: Model, asked: fields.Asked, declaration: Declaration, prompts: list[Any], shape: Completions
+    ) -> None:
+        prompts = [await _short(prompt, declaration) for prompt in prompts]
         options = {**asked.options(), "timeout": exchange.timeout_s(self._timeout_s)}
         with exchange:
             exchange.watch()
@@ -63,6 +66,17 @@ class TextGeneration:
                 raise _about_field(error) from error
         found = [one for several in generations for one in several]
         await exchange.reply(200, encode(shape.answer(found, usage_of([one.usage for one in found], asked.n))))
+
+
+async def _short(prompt: Any, declaration: Declaration) -> Any:
+    """A long text as token ids: nobody waits for the tokenizer."""
+    if isinstance(prompt, str):
+        letters = len(prompt)
+    elif prompt and isinstance(prompt[0], dict):
+        letters = sum(len(message["content"]) for message in prompt)
+    else:
+        return prompt
+    return prompt if letters <= LONG_TEXT else await asyncio.to_thread(declaration.ids_of, prompt)
 
 
 async def _generate(client: AsyncClient, prompt: Any, asked: fields.Asked, options: dict[str, Any]) -> list[Generation]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import gpuworker
-from gpuworker import AsyncClient, Declaration, Declared
+from gpuworker import AsyncClient, DeadlineExceeded, Declaration, Declared
 
 CONNECT_TIMEOUT_S = 1.0  # a caller should not wait for long for an owner that is not there
 
@@ -23,6 +25,20 @@ class Model:
     def declaration(self) -> Declaration:
         """What its worker says of its requests now. Raises WorkerNotFound, SegmentError."""
         return self._declared.now()
+
+    async def answers(self, requests: list[Any], timeout_s: float) -> list[Any]:
+        """To several requests at once, of which the first error withdraws the rest. timeout_s: for all of them together. Raises what submitting them does."""
+        if len(requests) == 1:
+            return [await self.client.submit(requests[0], timeout=timeout_s)]
+        try:
+            return await asyncio.wait_for(self._mapped(requests, timeout_s), timeout_s)
+        except DeadlineExceeded:
+            raise
+        except asyncio.TimeoutError:
+            raise DeadlineExceeded("not all answers came within the timeout", "running") from None
+
+    async def _mapped(self, requests: list[Any], timeout_s: float) -> list[Any]:
+        return [answer async for answer in self.client.map(requests, timeout=timeout_s)]
 
 
 class Models(Mapping[str, Model]):

@@ -52,8 +52,9 @@ class Events:
         except Exception as error:
             if not exchange.has_started:
                 raise
-            log.warning("an answer ended in the middle: %s", error)
-            await exchange.write(_event({"error": error_object(error)}), is_last=True)
+            said = error_object(error)
+            log.warning("an answer ended in the middle: %s", error, exc_info=said["type"] == "server_error")
+            await exchange.write(_event({"error": said}), is_last=True)
         finally:
             await pieces.aclose()
 

@@ -71,10 +71,7 @@ class Inference:
         timeout_s = self._timeout(exchange, asked)
         requests = rows.requests_of(declaration, inputs)
         with exchange:
-            if len(requests) == 1:
-                answers = [await model.client.submit(requests[0], timeout=timeout_s)]
-            else:
-                answers = [answer async for answer in model.client.map(requests, timeout=timeout_s)]
+            answers = await model.answers(requests, timeout_s)
         body, head_bytes = _response(model.name, asked, answers)
         if head_bytes:
             await exchange.reply(200, body, (BINARY, (LENGTH_HEADER, b"%d" % head_bytes)))

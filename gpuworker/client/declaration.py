@@ -46,6 +46,15 @@ class Declaration:
         tokens: dict[str, Any] = self._contract.prepare(text)[0]
         return tokens
 
+    def ids_of(self, prompt: Any) -> Any:
+        """The token ids that `generate` would make of a str or of messages; for a prompt that is so long that it should not be done in an event loop. Raises as
+        `Client.generate` does."""
+        from gpuworker.client import chat
+
+        if isinstance(prompt, str):
+            return self._vocabulary().encode(prompt)
+        return self._vocabulary().encode(chat.render(self.directory, prompt), add_special_tokens=False)  # the template has them
+
     def text_of(self, token: int) -> str:
         """A token of a worker that generates, by itself, special ones too. A part of a character is U+FFFD. Raises as `Client.generate` does for a text."""
         return self._vocabulary().text_of(token)
