@@ -3,7 +3,8 @@
     python bench/http_overhead.py [--seconds 3] [--rounds 5] [--connections 32] [--only NAME ...]
 
 Counts requests/s and the CPU time of all processes of each server, gpuworker's owner among them; the client, one process with keep-alive connections, is not
-counted. Two processes each take the requests of gpuworker and LitServe; mosec's are one, in Rust. The target: at least as many requests per CPU-second as either.
+counted. Two processes each take the requests of gpuworker and LitServe; mosec's are one, in Rust. "floor" is uvicorn with an application that does nothing but give
+the body back. The target: at least as many requests per CPU-second as mosec and as LitServe.
 
 mosec and LitServe are installed into an environment of their own (bench/results/http-venv), unless --venv names one that has them.
 """
@@ -22,7 +23,7 @@ import subprocess
 import sys
 import time
 import venv
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import psutil
@@ -30,6 +31,7 @@ import psutil
 HERE = pathlib.Path(__file__).parent
 OTHERS = ("mosec==0.9.8", "litserve==0.2.19")
 PAYLOAD_BYTES = 4096
+SERVERS = ("gpuworker", "floor", "mosec", "litserve")
 
 
 class Turn(NamedTuple):
@@ -68,7 +70,7 @@ def post(path: str, body: bytes, headers: dict[str, str]) -> bytes:
 
 
 @contextlib.contextmanager
-def servers(names: list[str], python: str) -> Iterator[list[Server]]:
+def servers(names: Sequence[str], python: str) -> Iterator[list[Server]]:
     processes: list[subprocess.Popen[bytes]] = []
 
     def start(*command: str) -> subprocess.Popen[bytes]:
@@ -88,6 +90,22 @@ def servers(names: list[str], python: str) -> Iterator[list[Server]]:
                 owner = start(sys.executable, "-m", "gpuworker.cli", "serve", "identity:identity", "--name", worker)
                 front = start(sys.executable, "-m", "gpuworker.cli", "http", f"identity={worker}", "--workers", "2", "--port", str(port))
                 found.append(Server(name, port, request, payload, [owner, front]))
+            elif name == "floor":
+                command = (
+                    "-m",
+                    "uvicorn",
+                    "floor:app",
+                    "--workers",
+                    "2",
+                    "--no-access-log",
+                    "--lifespan",
+                    "off",
+                    "--log-level",
+                    "error",
+                    "--port",
+                    str(port),
+                )
+                found.append(Server(name, port, post("/", payload, {}), payload, [start(sys.executable, *command)]))
             elif name == "mosec":
                 found.append(Server(name, port, post("/inference", payload, {}), payload, [start(python, f"{name}_app.py", str(port))]))
             else:
@@ -200,9 +218,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--connections", type=int, default=32)
     parser.add_argument("--venv", help="an environment with the others")
-    parser.add_argument("--only", nargs="+", choices=("gpuworker", "mosec", "litserve"), default=["gpuworker", "mosec", "litserve"])
+    parser.add_argument("--only", nargs="+", choices=SERVERS, default=SERVERS)
     options = parser.parse_args()
-    with servers(options.only, environment(options.venv)) as found:
+    with servers(options.only, environment(options.venv) if {"mosec", "litserve"} & {*options.only} else "") as found:
         for server in found:
             load(server, options.connections, 1.0)
         for _ in range(options.rounds):
@@ -215,7 +233,7 @@ def main() -> None:
             print(f"| {server.name} | {median(server, 'rate'):,.0f} | {each:,.0f} | {1e5 / each:.1f} |")
         ours = next((server for server in found if server.name == "gpuworker"), None)
         for server in found:
-            if ours is not None and server is not ours:
+            if ours is not None and server.name in ("mosec", "litserve"):
                 ratio = median(ours, "per_cpu_s") / median(server, "per_cpu_s")
                 print(f"\ntarget: at least {server.name}'s requests per CPU-second: {ratio:.2f} times, {'met' if ratio >= 1 else 'NOT met'}")
 

@@ -10,8 +10,8 @@ or without a module: `gpuworker http minilm=embed smollm2=chat --workers 2`.
     POST /v2/models/NAME/infer                                     frontends/http/v2.py: JSON and binary tensors; what becomes of them: rows.py beside it
     GET  /v1/models, /v1/models/NAME
     POST /v1/embeddings, /v1/completions, /v1/chat/completions     as OpenAI's clients have them
-    GET  /, /status.json                                           the status page of these workers, and its figures: frontends/page.py
     GET  /healthz                                                  every worker's state as in frontends/health.py; 200 when all are ok, else 503
+    GET  /metrics, /, /status.json                                 for Prometheus (frontends/metrics.py); the status page (frontends/page.py) and its figures
 
 A client that leaves withdraws its request: it is not run if it has not started, and a generation ends at the model's next step. `X-Timeout-Ms: 250` gives a request
 less time than `timeout`. Statuses: frontends/replies.py; docs/http.md has examples of everything. No framework and no state but the clients: the application may be
@@ -28,15 +28,15 @@ from typing import NamedTuple
 
 from gpuworker import AsyncClient
 
-from . import health, page
 from .http.embeddings import Embeddings
-from .http.exchange import App, ClientLeft, Exchange, Receive, Scope, Send, encoded, reply_headers
+from .http.exchange import App, ClientLeft, Exchange, Receive, Scope, Send, reply_headers
 from .http.generation import TextGeneration
 from .http.keys import ApiKeys
 from .http.models import Model, Models
 from .http.openai import OpenAI
 from .http.v2 import Inference
-from .replies import HttpError, Reply, encode
+from .http.watching import Watching
+from .replies import HttpError, Reply
 
 log = logging.getLogger("gpuworker.http")
 Answer = Callable[[Exchange], Awaitable[None]]
@@ -79,27 +79,18 @@ def make_app(
     judgement = stale_heartbeat_s, long_batch_s
     v2 = Inference(served, title, timeout, max_json_bytes, *judgement)
     openai = OpenAI(served, max_json_bytes)
+    watching = Watching(served, *judgement)
     embeddings, text = Embeddings(openai, timeout), TextGeneration(openai, generation_timeout)
-
-    async def healthz(exchange: Exchange) -> None:
-        states = {name: health.check(model.worker, *judgement) for name, model in served.items()}
-        await exchange.reply(200 if all(state["status"] == "ok" for state in states.values()) else 503, encode(states))
-
-    async def status_page(exchange: Exchange) -> None:
-        await exchange.reply(HTTPStatus.OK, page.page(), encoded(page.PAGE_HEADERS))
-
-    async def status_json(exchange: Exchange) -> None:
-        workers = list(dict.fromkeys(model.worker for model in served.values()))
-        await exchange.reply(HTTPStatus.OK, encode(page.snapshot(workers)), encoded(page.DATA_HEADERS))
 
     get, post = ("GET", "HEAD"), ("POST",)
     routes = {
-        "/": Route(get, status_page, v2.failure),
-        "/status.json": Route(get, status_json, v2.failure),
         "/v2": Route(get, v2.server, v2.failure),
         "/v2/health/live": Route(get, v2.live, v2.failure, is_open=True),
         "/v2/health/ready": Route(get, v2.ready, v2.failure, is_open=True),
-        "/healthz": Route(get, healthz, v2.failure, is_open=True),
+        "/healthz": Route(get, watching.healthz, v2.failure, is_open=True),
+        "/metrics": Route(get, watching.metrics, v2.failure),
+        "/": Route(get, watching.page, v2.failure),
+        "/status.json": Route(get, watching.status, v2.failure),
         "/v1/models": Route(get, openai.list, openai.failure),
         "/v1/embeddings": Route(post, embeddings.create, openai.failure),
         "/v1/completions": Route(post, text.complete, openai.failure),
@@ -139,7 +130,7 @@ class _Application:
         path: str = scope["path"]
         root: str = scope.get("root_path", "")
         if root and path.startswith(root):
-            path = path[len(root) :]
+            path = path[len(root) :] or "/"
         exchange = Exchange(scope, receive, send, self._body_limit)
         route = self._routes.get(path) or self._routes.get(path.rstrip("/"))
         failure = route.failure if route is not None else self._openai_failure if path.startswith("/v1/") else self._v2_failure

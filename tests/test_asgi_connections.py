@@ -168,7 +168,7 @@ def test_keys(worker, tmp_path, caplog):
         assert response.status_code == 401
         assert response.headers["www-authenticate"] == "Bearer"
         assert response.json()["error"]["code"] == "invalid_api_key"
-        for path in ("/v2", "/v2/models/m", "/x", "/nothing"):
+        for path in ("/v2", "/v2/models/m", "/x", "/nothing", "/metrics", "/", "/status.json"):
             assert call(app, "GET", path, **headers).status_code == 401
         assert call(app, "GET", "/v2/health/ready", **headers).status_code == 200
         assert call(app, "GET", "/healthz", **headers).status_code == 200
@@ -201,6 +201,19 @@ def test_models_need_names():
     for models in ({}, {"": "x"}, {"a\nb": "x"}, {1: "x"}, ""):
         with pytest.raises(ValueError, match="model"):
             make_app(models)
+
+
+def test_what_is_watched(worker):
+    app = make_app({"m": worker.name, "same": worker.name})
+    metrics = call(app, "GET", "/metrics")
+    assert metrics.status_code == 200
+    assert metrics.headers["content-type"].startswith("text/plain; version=")
+    assert f'gpuworker_up{{worker="{worker.name}"}} 1' in metrics.text
+    page = call(app, "GET", "/")
+    assert page.text.lower().startswith("<!doctype html>")
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    status, figures = get(app, "/status.json")
+    assert (status, [one["name"] for one in figures["workers"]]) == (200, [worker.name])
 
 
 def test_it_can_be_mounted_in_another_application(worker):
