@@ -72,7 +72,7 @@ def make_app(
     max_body_bytes: a longer body is answered with 413. max_json_bytes: so is longer JSON: it is parsed in the event loop, where others wait.
     api_keys_file: a file of keys, one a line, of which callers give one ("Authorization: Bearer KEY"), but for /v2/health/* and /healthz. Read again when changed.
     title: what GET /v2 calls this server.
-    extra_routes: other ASGI applications, by the exact path that they answer; a key is wanted there, too.
+    extra_routes: other ASGI applications, by the exact path that they answer, in place of what is there; a key is wanted there, too.
     stale_heartbeat_s, long_batch_s: a model is not ready although its owner lives when that gave no sign, or was in one batch, for longer than this.
     """
     served = Models(models)
@@ -101,6 +101,8 @@ def make_app(
         routes[f"/v2/models/{name}/ready"] = Route(get, _of(v2.model_ready, model), v2.failure)
         routes[f"/v2/models/{name}/infer"] = Route(post, _of(v2.infer, model), v2.failure)
         routes[f"/v1/models/{name}"] = Route(get, _of(openai.retrieve, model), openai.failure)
+    for path in extra_routes or ():
+        routes.pop(path, None)
     keys = ApiKeys(api_keys_file) if api_keys_file is not None else None
     return _Application(served, routes, dict(extra_routes or {}), keys, max_body_bytes, v2.failure, openai.failure)
 

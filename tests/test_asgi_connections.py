@@ -161,7 +161,7 @@ def keyed(file, *keys):
 def test_keys(worker, tmp_path, caplog):
     file = tmp_path / "keys"
     keyed(file, "one", "two ")
-    app = make_app({"m": worker.name}, api_keys_file=str(file), extra_routes={"/x": PlainTextResponse("extra")})
+    app = make_app({"m": worker.name}, api_keys_file=str(file), extra_routes={"/x": PlainTextResponse("extra"), "/": PlainTextResponse("ours")})
     for given in (None, "Bearer", "Bearer ", "Bearer three", "Basic one", "one", "Bearer one two", "Bearer # ours", "Bearer \u00fc"):
         headers = {} if given is None else {"Authorization": given.encode("latin-1")}
         response = call(app, "GET", "/v1/models", **headers)
@@ -176,6 +176,7 @@ def test_keys(worker, tmp_path, caplog):
     for given in ("Bearer one", "bearer two"):
         assert get(app, "/v1/models", Authorization=given)[0] == 200
         assert call(app, "GET", "/x", Authorization=given).text == "extra"
+        assert call(app, "GET", "/", Authorization=given).text == "ours"
         assert visit(app, headers=[(b"authorization", given.encode())])[0]["status"] == 200
     keyed(file, "three")
     assert get(app, "/v1/models", Authorization="Bearer one")[0] == 401
