@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install -q -q --disable-pip-version-check -c constra
 
 SECONDS ?= 60
 
-.PHONY: help install demo demo-llm test test-gpu check bench bench-ipc bench-scheduling bench-execution bench-generation bench-async bench-http bench-gpu wheel model killstep sanitize stress clean
+.PHONY: help install demo demo-llm test test-gpu check bench bench-ipc bench-scheduling bench-execution bench-generation bench-async bench-http bench-gpu wheel docs model killstep sanitize stress clean
 
 help:
 	@echo "make demo       real text embedded by one owner for gunicorn workers and forked processes, with checked answers"
@@ -25,6 +25,7 @@ help:
 	@echo "make killstep   processes killed and paused after every machine instruction of the ring; SAMPLE=500 SEED=1 for some of them"
 	@echo "make sanitize   the native tests under ThreadSanitizer, AddressSanitizer and UBSan"
 	@echo "make stress     SECONDS=60 of load under which frontends and owners are killed, stopped and replaced; counts what went wrong"
+	@echo "make docs       the docs site, in build/site; a warning or a broken link fails"
 	@echo "make wheel      dist/: sdist, and a manylinux wheel for every CPython from 3.10 on;   make install, make clean"
 
 # One stamp per set of extras, in the same environment.
@@ -90,6 +91,9 @@ wheel: $(VENV)/.have-test
 	@said=$$(PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m auditwheel repair --wheel-dir dist dist/*-linux_*.whl 2>&1) || { echo "$$said"; exit 1; }
 	@rm dist/*-linux_*.whl
 	@ls dist
+
+docs: $(VENV)/.have-docs
+	$(BIN)/zensical build --clean --strict -f mkdocs.yml
 
 model:
 	native/model/run
