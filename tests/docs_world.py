@@ -9,7 +9,6 @@ import os
 import re
 import subprocess
 import sys
-import textwrap
 
 import numpy as np
 
@@ -143,8 +142,8 @@ class World:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    def command(self, command, capsys):
-        """A command of gpuworker: its own parser has to know it; the quick ones are run, and end well."""
+    def command(self, command, output, capsys):
+        """A command of gpuworker: its own parser has to know it; the quick ones are run, end well, and print what the page says."""
         variables, words = re.fullmatch(r"((?:[A-Z_]+=\S+ )*)gpuworker ?(.*)", command).groups()
         arguments = [part.strip("\"'") for part in re.findall(r"\"[^\"]*\"|'[^']*'|\S+", words)]
         build_parser().parse_args([argument if argument != "NAME" else "embed" for argument in arguments])
@@ -155,8 +154,12 @@ class World:
             arguments = [
                 self.own("embed" if argument == "NAME" else argument) if argument in ("embed", "llm", "NAME") else argument for argument in arguments
             ]
-        arguments += ["--requests", "200"] if kind == "simulate" else []
+        if kind == "simulate" and not output:
+            arguments += ["--requests", "200"]
         with self.patch.context() as patch:
             for variable in variables.split():
                 patch.setenv(*variable.split("=", 1))
-            assert main(arguments) == 0, textwrap.indent(capsys.readouterr().err, "  ")
+            capsys.readouterr()
+            code, (printed, errors) = main(arguments), capsys.readouterr()
+            assert code == 0, errors
+            assert "\n".join(output) in printed

@@ -49,6 +49,7 @@ def run_page(page, tmp_path, monkeypatch, capsys):
         ("console", "$ pip install 'gpuworker[nonsense]'"),
         ("console", "$ python bench/nonsense.py"),
         ("console", "$ nonsense"),
+        ("console", '$ gpuworker simulate --cost "5+0.25b" --latency-budget-ms 26 --load 1.0 --policy ours --requests 200\nours 100.00'),
         ("python", "gpuworker.nonsense"),
         ("python", 'gpuworker.connect("embed").submit()'),
         ("python", 'async with gpuworker.AsyncClient("embed") as client:\n    await client.nonsense()'),
@@ -74,7 +75,7 @@ def run(block, world, capsys):
     elif block.language == "toml":
         file = world.folder / (block.file or f"block_{block.line}.toml")
         file.write_text(block.text)
-        world.command(f"gpuworker config check {file}", capsys)
+        world.command(f"gpuworker config check {file}", [], capsys)
     elif block.language == "json":
         json.loads(block.text)
     elif block.language == "yaml":
@@ -87,7 +88,7 @@ def run_command(block, command, output, world, capsys):
         if block.note == "serves":
             world.serve(command)
         else:
-            world.command(command, capsys)
+            world.command(command, output, capsys)
     elif program == "python" and (world.folder / command.split()[1]).exists():
         printed = world.program(command.split()[1]).splitlines()
         assert printed == output or not output, printed
