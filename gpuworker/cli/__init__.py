@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpuworker import __version__
-from gpuworker.cli import config, control, dashboard, doctor, health, http, inspect, metrics, pausing, serve, simulate, top, tune
+from gpuworker.cli import config, control, dashboard, doctor, health, http, inspect, metrics, pausing, run, serve, simulate, top, tune
 from gpuworker.errors import GpuWorkerError
 
 __all__ = ["main"]
@@ -22,16 +22,23 @@ class CommandParser(argparse.ArgumentParser):
     """Parser of one command; a mistyped option is refused with the nearest right one, before anything else is found missing."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """As argparse's."""
+        """As argparse's, but for what follows `--` where the command takes a command of its own (`command` among its defaults)."""
+        args = sys.argv[1:] if args is None else list(args)
+        command = args[args.index("--") + 1 :] if self.get_default("command") is not None and "--" in args else None
+        if command is not None:
+            args = args[: args.index("--")]
         flags = [flag for action in self._actions for flag in action.option_strings]
-        for arg in (args if self._subparsers is None else None) or ():
+        for arg in args if self._subparsers is None else ():
             flag = arg.partition("=")[0]
             if flag == "--":
                 break
             if flag.startswith("--") and flag not in flags:
                 near = difflib.get_close_matches(flag, flags, n=1)
                 self.error(f"unknown option {flag}" + (f"; did you mean {near[0]}?" if near else ""))
-        return super().parse_known_args(args, namespace)
+        parsed, unknown = super().parse_known_args(args, namespace)
+        if command is not None:
+            parsed.command = command
+        return parsed, unknown
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -39,7 +46,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("gpuworker", description="One GPU owner process, called from many Python processes.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"gpuworker {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=CommandParser)
-    for module in (serve, config, inspect, health, top, dashboard, metrics, http, control, pausing, doctor, simulate, tune):
+    for module in (serve, run, config, inspect, health, top, dashboard, metrics, http, control, pausing, doctor, simulate, tune):
         module.add_to(commands)
     return parser
 

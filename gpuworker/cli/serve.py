@@ -16,7 +16,7 @@ from typing import Any
 
 from gpuworker.cli.numbers import size_bytes
 from gpuworker.cli.target import CommandError, worker_name
-from gpuworker.config import keys, layers, served
+from gpuworker.config import WorkerConfig, keys, layers, served
 from gpuworker.config.keys import Setting
 from gpuworker.config.settings import settings
 from gpuworker.errors import ConfigError
@@ -44,6 +44,12 @@ def add_to(commands: Any) -> None:
     )  # fmt: skip
     handler.required = False  # not nargs="?": before Python 3.12 that is looked for in front of the first option only
     parser.add_argument("--name", type=worker_name, help="what clients connect to")
+    add_settings(parser)
+    parser.set_defaults(run=run, refuse=parser.error)
+
+
+def add_settings(parser: Any) -> None:
+    """The options that say what is served, and how, but for the name."""
     parser.add_argument(
         "--config",
         metavar="FILE",
@@ -56,7 +62,6 @@ def add_to(commands: Any) -> None:
     )
     add_models(parser.add_argument_group("serving a model from a directory"))
     add_options(parser.add_argument_group("options of the worker"))
-    parser.set_defaults(run=run, refuse=parser.error)
 
 
 def add_models(parser: Any) -> None:
@@ -149,8 +154,8 @@ def metavar(name: str, kind: type, doc: str) -> str:
     return next((unit for suffix, unit in (("_ms", "MS"), ("_s", "SECONDS"), ("_bytes", "BYTES")) if name.endswith(suffix)), "N")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Serves. A mistake in the command is one line; an error of the handler's own code is shown with its traceback."""
+def config_of(args: argparse.Namespace) -> WorkerConfig:
+    """What the command line, the environment and the file say together; sets logs up, too. A mistake in the command is one line."""
     path = args.config or os.environ.get(layers.FILE)
     if path and args.handler is not None and ":" not in args.handler:
         if args.name not in (None, args.handler):
@@ -175,6 +180,12 @@ def run(args: argparse.Namespace) -> int:
     logs.set_up("INFO", found.name)
     config = found.checked().config()
     log.debug("options: %s", WorkerOptions.of(config.options))
+    return config
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serves. A mistake in the command is one line; an error of the handler's own code is shown with its traceback."""
+    config = config_of(args)
     failure: list[str] = []
 
     def report(*, pid: int = 0, error: str = "", traceback: str = "", words: str = "") -> None:
