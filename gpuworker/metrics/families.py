@@ -53,7 +53,6 @@ FAMILIES: tuple[Family, ...] = (
     gauge("gpuworker_owner_uptime_seconds", "Since the present owner took over.", lambda s: s.uptime_s),
     gauge("gpuworker_heartbeat_age_seconds", "Since the owner last gave a sign of life; it does ten times a second.", lambda s: s.heartbeat_age_s),
     gauge("gpuworker_batch_running_seconds", "How long the present batch has been running; 0 between batches.", lambda s: s.batch_running_s),
-    gauge("gpuworker_paused", "1 while no batch begins until somebody resumes.", lambda s: int(s.paused)),
     counter("gpuworker_owner_restarts_total", "Owners started because the one before had died.", lambda s: s.restarts),
     counter("gpuworker_owner_reloads_total", "Owners replaced on request.", lambda s: s.reloads),
     counter("gpuworker_owner_reloads_failed_total", "Reloads whose new owner could not be loaded.", lambda s: s.failed_reloads),
