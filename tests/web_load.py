@@ -1,5 +1,6 @@
 """Steady HTTP load on a server of which nothing may be lost, whatever becomes of its processes."""
 
+import contextlib
 import http.client
 import itertools
 import json
@@ -10,13 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 class Load:
     """While its block lasts, callers ask one thing after the other, each with a connection of its own. Raises what went wrong for one of them.
 
-    A connection that was closed before there was an answer is no failure if the application has not seen the request: then it is sent again, as any client
-    would. `cut` are these; that the application has not seen them is said by the answers (`times`), which tell how often the worker was asked that.
+    `cut`: connections that were closed before there was an answer; what was asked there is asked again, and the answers (`times`, how often the worker was asked
+    that) must say that it had not reached the application. `refused`: connections that there was nobody to accept, so that nothing was sent.
     """
 
     def __init__(self, port, callers):
         self._port, self._callers, self._ids, self._end = port, callers, itertools.count(), threading.Event()
-        self.answers, self.cut = [], []
+        self.answers, self.cut, self.refused = [], [], []
 
     def __enter__(self):
         self._pool = ThreadPoolExecutor(self._callers)
@@ -35,22 +36,27 @@ class Load:
     def _run(self):
         while not self._end.is_set():
             path = f"/{next(self._ids)}"
-            while (answer := self.ask(path)) is None:
-                self.cut.append(path)
+            while (answer := self._ask(path)) is None:
                 assert self.cut.count(path) < 20, path
+                assert self.refused.count(path) < 2000, path
             assert answer["times"] == 1, (path, answer)
             self.answers.append(answer)
 
-    def ask(self, path):
-        """-> what the application answers; None if the connection was closed before."""
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=60)
-        try:
-            connection.request("GET", path, headers={"Connection": "close"})
-            response = connection.getresponse()
-        except ConnectionError:
-            return None
-        finally:
-            connection.close()
-        body = response.read()
-        assert response.status == 200, (path, response.status, body)
-        return json.loads(body)
+    def _ask(self, path):
+        """-> what the application answers; None if it was not asked."""
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self._port, timeout=60)) as connection:
+            try:
+                connection.connect()
+            except ConnectionRefusedError:
+                self.refused.append(path)
+                self._end.wait(0.01)
+                return None
+            try:
+                connection.request("GET", path, headers={"Connection": "close"})
+                response = connection.getresponse()
+            except ConnectionError:
+                self.cut.append(path)
+                return None
+            body = response.read()
+            assert response.status == 200, (path, response.status, body)
+            return json.loads(body)

@@ -6,25 +6,28 @@ import argparse
 import ctypes
 import logging
 import os
+import shutil
 import signal
 import subprocess
-from collections.abc import Callable
+import sys
+import warnings
 from typing import Any
 
 from gpuworker.cli import serve
 from gpuworker.cli.target import CommandError, worker_name
 from gpuworker.errors import WorkerStartupError
 from gpuworker.worker import Worker
+from gpuworker.worker.listener import Listener
 
 log = logging.getLogger("gpuworker")
 
-FORWARDED = {
-    getattr(signal, f"SIG{name}") for name in ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "TTIN", "TTOU", "WINCH")
-}  # all that servers give a meaning to
-_SI_KERNEL = 0x80
-_PR_SET_PDEATHSIG = 1
-_NOT_FOUND, _NOT_EXECUTABLE, _KILLED = 127, 126, 128
-"""Exit statuses, as a shell's; killed by signal n: _KILLED + n."""
+FORWARDED = [getattr(signal, f"SIG{name}") for name in ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "TTIN", "TTOU", "WINCH")]
+"""All that servers give a meaning to."""
+OF_TERMINALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH)
+PR_SET_PDEATHSIG = 1
+NOT_EXECUTABLE, NOT_FOUND, KILLED = 126, 127, 128
+"""Exit statuses, as a shell's; killed by signal n: KILLED + n."""
+LONGEST_WAIT_S = 60.0
 
 
 def add_to(commands: Any) -> None:
@@ -49,53 +52,64 @@ def run(args: argparse.Namespace) -> int:
     """Runs the command beside a worker. -> the exit status."""
     if not args.command:
         args.refuse("give the command to run after --: gpuworker run model:run_batch --name embed -- uvicorn app:app --workers 4")
+    if shutil.which(args.command[0]) is None:  # a model may take minutes to load
+        print(f"gpuworker: there is no command {args.command[0]}", file=sys.stderr)
+        return NOT_FOUND
     config = serve.config_of(args)
     worker = Worker(config.handler, name=config.name, **config.options)
     try:
         worker.start()
+        with Listener(None, [*(number for number in FORWARDED if signal.getsignal(number) != signal.SIG_IGN), signal.SIGCHLD]) as listener:
+            return _beside(worker, args.command, listener)
     except WorkerStartupError as error:
         raise CommandError(str(error)) from None
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED | {signal.SIGCHLD})
-    try:
-        return _beside(worker, args.command, before)
     finally:
         worker.stop()
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _beside(worker: Worker, command: list[str], mask: set[int]) -> int:
-    """Runs it until it ends. mask: the signals that it shall start with blocked."""
+def _beside(worker: Worker, command: list[str], listener: Listener) -> int:
     try:
-        process = subprocess.Popen(command, preexec_fn=_in_child(mask))
+        process = _start(command)
     except OSError as error:
         log.error("cannot run %s: %s", command[0], error.strerror)
-        return _NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_EXECUTABLE
+        return NOT_EXECUTABLE
     has_failed = False
     while process.poll() is None:
         if worker.supervisor_pid is None and not has_failed:
             has_failed = True
-            log.error("worker %s has ended; so must %s", worker.name, command[0])
+            log.error("worker %s has ended, so %s must", worker.name, command[0])
             process.terminate()
         _reap_others({process.pid, worker.supervisor_pid})
-        came = signal.sigwaitinfo(FORWARDED | {signal.SIGCHLD})
-        if came.si_signo != signal.SIGCHLD and came.si_code != _SI_KERNEL:  # what a terminal sends, it sends to the command too: twice is another thing
-            process.send_signal(came.si_signo)
+        listener.wait((), LONGEST_WAIT_S)
+        for number in listener.take_signals():
+            if number != signal.SIGCHLD and not (number in OF_TERMINALS and _is_in_foreground()):
+                process.send_signal(number)
     if has_failed:
         return 1
-    return process.returncode if process.returncode >= 0 else _KILLED - process.returncode
+    return process.returncode if process.returncode >= 0 else KILLED - process.returncode
 
 
-def _in_child(mask: set[int]) -> Callable[[], None]:
-    """What the child does before it becomes the command: a server whose worker is gone should not stay, were this process killed."""
+def _start(command: list[str]) -> subprocess.Popen[bytes]:
+    """It is told to end when this process is killed: no server should stay whose worker is gone."""
     prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
 
-    def prepare() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    def in_child() -> None:
+        prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
         if os.getppid() != parent:
             os._exit(1)
 
-    return prepare
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forks where there are threads: numpy's are no matter to these lines
+        return subprocess.Popen(command, preexec_fn=in_child)
+
+
+def _is_in_foreground() -> bool:
+    """Whether a terminal sends what is typed there to the command, too: twice Ctrl-C is another thing than once."""
+    try:
+        with open("/dev/tty") as terminal:
+            return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
+    except OSError:
+        return False
 
 
 def _reap_others(spare: set[int | None]) -> None:

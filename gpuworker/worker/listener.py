@@ -17,14 +17,15 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, RELOAD)
 class Listener:
     """A context manager, in the main thread: signals are noted within its block, and handled as before after it."""
 
-    def __init__(self, parent_pid: int | None) -> None:
+    def __init__(self, parent_pid: int | None, signals: Iterable[int] = _SIGNALS) -> None:
+        self._signals = tuple(signals)
         self._parent = os.pidfd_open(parent_pid) if parent_pid is not None else -1
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._came: list[int] = []
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Listener:
-        self._before = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
+        self._before = {number: signal.signal(number, self._on_signal) for number in self._signals}
         self._wakeup_before = signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         return self
 
