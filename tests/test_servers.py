@@ -32,6 +32,11 @@ def kind_of(command):
     return words[0], next((word for word in words if word in ("sync", "gthread", "gevent", "asgi", "wsgi")), "asgi")
 
 
+def test_there_is_one_recipe_for_each_way_to_serve():
+    gunicorns = [("gunicorn", kind) for kind in ("sync", "gthread", "gevent", "asgi")]
+    assert [kind_of(command) for command in COMMANDS] == [*gunicorns, ("uvicorn", "asgi"), ("granian", "asgi"), ("granian", "wsgi")]
+
+
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: "-".join(kind_of(command)))
 def test_one_owner_whose_batches_span_processes_that_are_replaced_under_load(serving, command):
     kind, mode = kind_of(command)
@@ -64,8 +69,7 @@ def test_one_owner_whose_batches_span_processes_that_are_replaced_under_load(ser
     if kind == "gunicorn":
         assert not load.cut
         assert not load.refused
-    server.process.terminate()
-    assert server.process.wait(60) == 0
+    assert server.end() == 0
     assert is_gone(owner)
 
 
@@ -80,5 +84,4 @@ def test_examples(serving, example):
     request = urllib.request.Request(f"http://127.0.0.1:{server.port}{path}", data.encode(), {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=60) as response:
         assert json.load(response) == [len(text) for text in json.loads(data)]
-    server.process.terminate()
-    assert server.process.wait(60) == 0
+    assert server.end() == 0

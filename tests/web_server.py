@@ -71,14 +71,18 @@ class Server:
                 os.close(fifo)
 
     def end(self):
-        """In order, if it can."""
+        """As a service manager would. -> the exit status."""
         self.process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(20)
-        for process in [*self.top.children(recursive=True), self.top] if self.top.is_running() else []:
+        for _ in range(20):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return self.process.wait(2)
+            for child in self.top.children():
+                if "gunicorn" in child.cmdline():  # it may have lost its master's signal when it was starting
+                    child.terminate()
+        for process in [*self.top.children(recursive=True), self.top]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        self.process.wait()
+        return self.process.wait()
 
 
 @pytest.fixture
@@ -93,5 +97,6 @@ def serving(tmp_path, name):
 
     yield start
     for server in servers:
-        server.end()
+        if server.process.poll() is None:
+            server.end()
         print(server.log())
