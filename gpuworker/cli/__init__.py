@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -56,13 +55,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         args = build_parser().parse_args(argv)
         code: int = args.run(args)
-        sys.stdout.flush()
         return code
     except GpuWorkerError as error:
         print(f"gpuworker: {error}", file=sys.stderr)
         return 1
     except BrokenPipeError:  # `gpuworker list | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains when it flushes at exit
         return KILLED_BY_SIGPIPE
     except KeyboardInterrupt:
         return 130

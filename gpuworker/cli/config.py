@@ -8,6 +8,7 @@ import json
 import os
 from typing import Any
 
+from gpuworker.cli.stdout import show
 from gpuworker.cli.target import CommandError, worker_name
 from gpuworker.cli.text import count, table
 from gpuworker.config import file, layers
@@ -30,17 +31,17 @@ def add_to(commands: Any) -> None:
     )
     check.add_argument("file", metavar="FILE")
     check.set_defaults(run=run_check)
-    show = actions.add_parser(
+    shower = actions.add_parser(
         "show",
         help="show all options of a worker, and where each comes from",
         description="Shows all options that `gpuworker serve` would start a worker with, and where each comes from: environment, file or default.",
         allow_abbrev=False,
     )
-    name = show.add_argument("name", metavar="NAME", type=worker_name, help="which worker (default: GPUWORKER_NAME, or the file's only one)")
+    name = shower.add_argument("name", metavar="NAME", type=worker_name, help="which worker (default: GPUWORKER_NAME, or the file's only one)")
     name.required = False
-    show.add_argument("--config", metavar="FILE", help="the file (default: the one in GPUWORKER_CONFIG)")
-    show.add_argument("--json", action="store_true", help="print one JSON document")
-    show.set_defaults(run=run_show)
+    shower.add_argument("--config", metavar="FILE", help="the file (default: the one in GPUWORKER_CONFIG)")
+    shower.add_argument("--json", action="store_true", help="print one JSON document")
+    shower.set_defaults(run=run_show)
 
 
 def run_check(args: argparse.Namespace) -> int:
@@ -54,7 +55,7 @@ def run_check(args: argparse.Namespace) -> int:
             problems += [problem if problem.startswith(args.file) else f"{args.file}: worker {name!r}: {problem}" for problem in error.problems]
     if problems:
         raise ConfigError(problems)
-    print(f"{args.file}: {count(len(workers), 'worker')}: {', '.join(workers)}")
+    show(f"{args.file}: {count(len(workers), 'worker')}: {', '.join(workers)}\n")
     return 0
 
 
@@ -65,10 +66,10 @@ def run_show(args: argparse.Namespace) -> int:
     found = settings(args.config, args.name, {}, os.environ).checked()
     values = everything(found)
     if args.json:
-        print(json.dumps({"name": found.name, "settings": {key: one._asdict() for key, one in values.items()}}, indent=2))
+        show(json.dumps({"name": found.name, "settings": {key: one._asdict() for key, one in values.items()}}, indent=2) + "\n")
     else:
         rows = [("SETTING", "VALUE", "FROM"), *((key, shown(one.value), one.origin) for key, one in values.items())]
-        print("\n".join([f"worker {found.name!r}", "", *table(rows, "<<<")]))
+        show("\n".join([f"worker {found.name!r}", "", *table(rows, "<<<")]) + "\n")
     return 0
 
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from gpuworker.cli.stdout import remark
 from gpuworker.cli.target import CommandError, attach, is_local, worker_name
 from gpuworker.cli.text import span
 from gpuworker.segment import Identity, Segment, State
@@ -82,7 +83,7 @@ def run_reload(args: argparse.Namespace) -> int:
             if now.failed_reloads != before.failed_reloads:
                 raise CommandError(f"{worker}: {segment.note()}")
             if now.reloads != before.reloads:
-                print(
+                remark(
                     f"{worker} has been reloaded in {span(time.monotonic() - started)}: process {now.owner.pid} took over from process {before.owner.pid}"
                 )
                 return 0
@@ -142,7 +143,7 @@ def stop(segment: Segment, pid: int, pidfd: int, timeout_s: float, kill: bool) -
         send(pidfd, signal.SIGTERM)
     if wait_until_gone(segment, pidfd, timeout_s):
         lives_on = "" if has_ended(pidfd, 0) else f"; process {pid} goes on without it"
-        print(f"{worker} has stopped after {span(time.monotonic() - started)}{lives_on}")
+        remark(f"{worker} has stopped after {span(time.monotonic() - started)}{lives_on}")
         return
     if not kill:
         advice = "wait longer (--timeout-s), or end it by force (--kill)"
@@ -150,7 +151,7 @@ def stop(segment: Segment, pid: int, pidfd: int, timeout_s: float, kill: bool) -
     send(pidfd, signal.SIGKILL)
     if not has_ended(pidfd, KILL_WAIT_S * 1e3):
         raise CommandError(f"{worker} was killed and does not end: the kernel waits for something (a GPU driver, a disk)")
-    print(f"{worker} was killed after {span(timeout_s)}; the next start of this name takes its segment over")
+    remark(f"{worker} was killed after {span(timeout_s)}; the next start of this name takes its segment over")
 
 
 def send(pidfd: int, number: signal.Signals) -> None:

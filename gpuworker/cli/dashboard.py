@@ -10,7 +10,8 @@ import signal
 import sys
 from typing import Any
 
-from gpuworker.cli.target import CommandError, attach, worker_name
+from gpuworker.cli.stdout import remark
+from gpuworker.cli.target import CommandError, attach, listen_host, worker_name
 
 
 def add_to(commands: Any) -> None:
@@ -22,7 +23,7 @@ def add_to(commands: Any) -> None:
         allow_abbrev=False,
     )
     parser.add_argument("names", metavar="NAME", type=worker_name, nargs="+")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine only)")
+    parser.add_argument("--host", type=listen_host, default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine only)")
     parser.add_argument("--port", type=port, default=0, metavar="N", help="port to listen on (default: any free one)")
     parser.set_defaults(run=run)
 
@@ -45,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     except OSError as error:
         raise CommandError(f"{args.host} port {args.port}: {error.strerror or error}") from None
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    print(server.url, flush=True)
+    remark(server.url)
     if not is_loopback(str(server.server_address[0])):
         print("whoever can reach this address can see it", file=sys.stderr)
     with server, contextlib.suppress(KeyboardInterrupt):

@@ -8,6 +8,7 @@ import json
 import textwrap
 from typing import Any
 
+from gpuworker.cli.stdout import show
 from gpuworker.cli.text import WIDTH, count
 
 
@@ -45,9 +46,9 @@ def run(args: argparse.Namespace) -> int:
     found = checks.everything()
     failed = any(check.level == "FAIL" for check in found)
     if args.json:
-        print(json.dumps({"ok": not failed, "checks": [dataclasses.asdict(check) for check in found]}, indent=2))
+        show(json.dumps({"ok": not failed, "checks": [dataclasses.asdict(check) for check in found]}, indent=2) + "\n")
     else:
-        print("\n".join(report(found)))
+        show("\n".join(report(found)) + "\n")
     return int(failed)
 
 
@@ -57,10 +58,10 @@ def clean(as_json: bool) -> int:
 
     removed, unknown = cleaning.clean()
     if as_json:
-        print(json.dumps({"removed": [part._asdict() for part in removed], "unknown": unknown}, indent=2))
+        show(json.dumps({"removed": [part._asdict() for part in removed], "unknown": unknown}, indent=2) + "\n")
     else:
         lines = [f"removed {part}" for part in removed] or ["nothing to remove"]
-        print("\n".join(lines + [f"left alone: {line}" for line in unknown]))
+        show("\n".join(lines + [f"left alone: {line}" for line in unknown]) + "\n")
     return 0
 
 

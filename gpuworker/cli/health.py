@@ -7,6 +7,7 @@ import argparse
 from typing import Any
 
 from gpuworker.cli.numbers import positive
+from gpuworker.cli.stdout import remark
 from gpuworker.cli.target import SILENT_S, CommandError, attach, condition, worker_name
 from gpuworker.cli.text import span
 from gpuworker.segment.stats import Stats
@@ -39,5 +40,5 @@ def run(args: argparse.Namespace) -> int:
         raise CommandError(f"worker {args.name!r} is {now}" + (f": {stats.note}" if stats.note and now in ("failed", "restarting") else ""))
     if args.long_batch_s is not None and stats.batch_running_s > args.long_batch_s:
         raise CommandError(f"worker {args.name!r} is stuck: its batch has run for {span(stats.batch_running_s)}")
-    print(f"worker {args.name!r} is {now}")
+    remark(f"worker {args.name!r} is {now}")
     return 0

@@ -9,7 +9,7 @@ import ipaddress
 import sys
 from typing import Any
 
-from gpuworker.cli.target import CommandError, worker_name
+from gpuworker.cli.target import CommandError, listen_host, worker_name
 
 
 def add_to(commands: Any) -> None:
@@ -21,7 +21,7 @@ def add_to(commands: Any) -> None:
         allow_abbrev=False,
     )
     parser.add_argument("models", metavar="NAME[=WORKER]", nargs="+", type=model, help="a model's name, and its worker's, if that is another")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine only)")
+    parser.add_argument("--host", type=listen_host, default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine only)")
     parser.add_argument("--port", type=int, default=8000, metavar="N", help="(default: 8000)")
     parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes (default: 1)")
     parser.add_argument("--api-keys-file", metavar="FILE", help="keys of which callers must send one, one a line")

@@ -10,6 +10,7 @@ import time
 from typing import Any
 
 from gpuworker.cli import screen
+from gpuworker.cli.stdout import show
 from gpuworker.cli.target import CommandError, attach, condition, is_local, worker_name
 from gpuworker.cli.text import WIDTH, shorten, span, table
 from gpuworker.errors import SegmentError, WorkerNotFound
@@ -64,9 +65,9 @@ def run_list(args: argparse.Namespace) -> int:
     """Lists the workers."""
     rows = [row for name in worker_names() if (row := look(name)) is not None]
     if args.json:
-        print(json.dumps([dataclasses.asdict(row) for row in rows], indent=2))
+        show(json.dumps([dataclasses.asdict(row) for row in rows], indent=2) + "\n")
     elif rows:
-        print("\n".join(listing(rows)))
+        show("\n".join(listing(rows)) + "\n")
     else:
         print("no workers on this machine", file=sys.stderr)
     return 0
@@ -118,11 +119,11 @@ def run_stats(args: argparse.Namespace) -> int:
                 raise
             raise CommandError(f"worker {args.name!r} is gone") from None
         if args.json:
-            print(json.dumps(now[1].to_dict(), indent=None if args.watch else 2), flush=True)
+            show(json.dumps(now[1].to_dict(), indent=None if args.watch else 2) + "\n")
         else:
             recent = screen.Interval.between(before[1], now[1], now[0] - before[0]) if before else None
-            clear = HOME_AND_CLEAR if args.watch and sys.stdout.isatty() else "\n" if before else ""
-            print(clear + "\n".join(shorten(line, WIDTH) for line in screen.lines(now[1], recent)), flush=True)
+            clear = HOME_AND_CLEAR if args.watch and sys.stdout is not None and sys.stdout.isatty() else "\n" if before else ""
+            show(clear + "\n".join(shorten(line, WIDTH) for line in screen.lines(now[1], recent)) + "\n")
         if not args.watch:
             return 0
         before = now

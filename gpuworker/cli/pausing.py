@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from gpuworker._native import lib
+from gpuworker.cli.stdout import remark
 from gpuworker.cli.target import CommandError, attach, worker_name
 from gpuworker.segment import State
 from gpuworker.segment.segment import state_name
@@ -31,7 +32,7 @@ def add_to(commands: Any) -> None:
 def run_pause(args: argparse.Namespace) -> int:
     """Pauses the worker. Raises CommandError, WorkerNotFound or SegmentError when there is none that could be."""
     was = set_paused(args.name, True)
-    print(
+    remark(
         f"worker {args.name!r} {'was paused already' if was else 'is paused; what has begun is finished'}; `gpuworker resume {args.name}` lets it go on"
     )
     return 0
@@ -40,7 +41,7 @@ def run_pause(args: argparse.Namespace) -> int:
 def run_resume(args: argparse.Namespace) -> int:
     """Resumes the worker. Raises as `run_pause` does."""
     was = set_paused(args.name, False)
-    print(f"worker {args.name!r} {'goes on' if was else 'was not paused'}")
+    remark(f"worker {args.name!r} {'goes on' if was else 'was not paused'}")
     return 0
 
 
