@@ -82,6 +82,43 @@ def test_a_mistake_in_a_file_is_named_with_its_line(written, capsys, text, messa
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (b"[workers.a]\nhandler = 'm\xe9:f'", "it is not UTF-8"),
+        (b"[workers.a]\ncapacity = " + b"[" * 5000 + b"]" * 5000, "too deep within each other"),
+        (b"[workers.a]\ncapacity = " + b"9" * 5000, "4300 digits"),
+        (b"#" * (1 << 20) + b"\n", "larger than 1,048,576 bytes"),
+    ],
+    ids=("latin-1", "deep", "digits", "huge"),
+)
+def test_a_file_that_no_reader_of_toml_can_take_is_one_line(tmp_path, capsys, raw, message):
+    (tmp_path / "w.toml").write_bytes(raw)
+    assert main(["config", "check", str(tmp_path / "w.toml")]) == 1
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
+    with pytest.raises(gpuworker.ConfigError):
+        gpuworker.load_config(tmp_path / "w.toml")
+
+
+def test_a_path_that_can_be_none_and_a_file_without_end(capsys):
+    with pytest.raises(gpuworker.ConfigError, match="null byte"):
+        gpuworker.load_config("a\0b")
+    assert main(["config", "check", "/dev/zero"]) == 1
+    assert "not a file of settings" in capsys.readouterr().err
+
+
+def test_a_byte_order_mark_is_passed_over(tmp_path):
+    (tmp_path / "w.toml").write_bytes(b"\xef\xbb\xbf[workers.a]\r\nhandler = 'm:f'\r\n")
+    assert gpuworker.load_config(tmp_path / "w.toml").handler == "m:f"
+
+
+def test_a_name_on_the_command_line_that_is_none_is_one_line(written, capsys):
+    assert main(["serve", "--config", written(GOOD), "not a name"]) == 1
+    assert "no worker 'not a name' in there, but embed, llm" in capsys.readouterr().err
+
+
 def test_all_mistakes_are_named_at_once(written, capsys):
     path = written("[workers.a]\nhandlr = 'm:f'\ncapacity = '3'\n[workers.b]\nlat = 'serve'\n")
     assert main(["config", "check", path]) == 1

@@ -160,7 +160,7 @@ def config_of(args: argparse.Namespace) -> WorkerConfig:
     if path and args.handler is not None and ":" not in args.handler:
         if args.name not in (None, args.handler):
             args.refuse(f"give {args.handler} or --name {args.name}, not both")
-        args.name, args.handler = worker_name(args.handler), None
+        args.name, args.handler = args.handler, None  # looked at like any other name, by settings()
     if not path and args.name is None and not os.environ.get(layers.NAME):
         args.refuse("the following arguments are required: --name (or --config)")
     flags = {key: Setting(getattr(args, key), flag(key, getattr(args, key))) for key in keys.KEYS if getattr(args, key, None) is not None}

@@ -16,6 +16,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+LARGEST_BYTES = 1 << 20
+"""Of a file of settings; what is larger is something else, or has no end."""
 _POSITION = re.compile(r"(.*) \(at line (\d+), column \d+\)", re.DOTALL)
 
 
@@ -23,8 +25,11 @@ def read(path: str | os.PathLike[str]) -> dict[str, dict[str, Setting]]:
     """The settings of each worker in the file, by name. Raises ConfigError with every mistake of form, unknown key and wrong type."""
     file = os.fspath(path)
     try:
-        with open(file, encoding="utf-8") as stream:
-            text = stream.read()
+        with open(file, "rb") as stream:
+            raw = stream.read(LARGEST_BYTES + 1)
+        if len(raw) > LARGEST_BYTES:
+            raise ConfigError([f"{file}: it is larger than {LARGEST_BYTES:,} bytes: not a file of settings"])
+        text = raw.decode("utf-8-sig")
         document = tomllib.loads(text)
     except OSError as error:
         raise ConfigError([f"{file}: {error.strerror}"]) from None
@@ -33,6 +38,10 @@ def read(path: str | os.PathLike[str]) -> dict[str, dict[str, Setting]]:
     except tomllib.TOMLDecodeError as error:
         found = _POSITION.fullmatch(str(error))
         raise ConfigError([f"{file}:{found[2]}: {found[1]}" if found else f"{file}: {error}"]) from None
+    except RecursionError:
+        raise ConfigError([f"{file}: lists or tables lie too deep within each other"]) from None
+    except ValueError as error:  # a path with a null byte in it; a number of more digits than Python converts
+        raise ConfigError([f"{str(file)!r}: {error}"]) from None
     return _workers(file, text, document)
 
 

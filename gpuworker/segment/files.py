@@ -38,6 +38,8 @@ def why(error: Exception) -> str:
         return _WHY[number]
     if isinstance(error, posix_ipc.PermissionsError):
         return _NOT_WRITABLE
+    if number is not None and number < 0:  # one of the resolver's (socket.gaierror), which no other function knows
+        return str(error.strerror).lower()  # type: ignore[attr-defined]
     if number is None and isinstance(error, OSError):  # posix_ipc's way to say so
         return _WHY[errno.EMFILE]
     return (os.strerror(number) if number else str(error)).lower()
