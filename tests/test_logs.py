@@ -169,3 +169,74 @@ def test_what_others_write_becomes_objects_line_by_line():
     lines.end()
     lines.feed(b"x" * (3 << 20))
     assert sum(len(json.loads(line)["message"]) for line in out[3:]) == 3 << 20
+
+
+class _Unshowable(Exception):
+    """Fails whenever somebody wants to see it."""
+
+    def __str__(self):
+        raise RuntimeError("no words")
+
+    __repr__ = __str__
+
+
+def _cycle():
+    whole = []
+    whole.append(whole)
+    return whole
+
+
+@pytest.mark.parametrize(
+    ("args", "extra", "shown"),
+    [
+        (("%d of them", "x"), {}, {"message": "%d of them (its arguments cannot be filled in: TypeError: %d format: a real number is required, not str)"}),
+        (("it is %s", _Unshowable()), {}, {"message": "it is %s (its arguments cannot be filled in: RuntimeError: no words)"}),
+        ((_Unshowable(),), {}, {"message": "(cannot be shown: RuntimeError) (its arguments cannot be filled in: RuntimeError: no words)"}),
+        (("m",), {"thing": _Unshowable()}, {"thing": "(cannot be shown: RuntimeError)"}),
+        (("m",), {"n": 10**5000}, {"n": "(cannot be shown: ValueError)"}),
+        (("m",), {"x": float("nan"), "d": {"a": [1]}}, {"x": "nan", "d": {"a": [1]}}),
+        (("m",), {"c": _cycle(), "k": {(1, 2): 3}}, {"c": "[[...]]", "k": "{(1, 2): 3}"}),
+        (("m",), {"tickets": "boo"}, {"tickets": "boo"}),
+        (("two\nlines \u2028 \ud800",), {}, {"message": "two\nlines \u2028 \ud800"}),
+    ],
+)  # fmt: skip
+def test_no_record_is_lost_or_takes_others_fields_along(args, extra, shown):
+    record = logging.getLogger("app").makeRecord("app", logging.INFO, "f", 1, args[0], args[1:], None, extra=extra)
+    line = JsonFormatter().format(record)
+    assert "\n" not in line
+    found = json.loads(line)
+    assert {key: found[key] for key in shown} == shown
+    assert "requests" not in found
+
+
+def test_an_exception_that_cannot_be_shown_is_a_record():
+    try:
+        raise _Unshowable
+    except _Unshowable:
+        record = logging.getLogger("app").makeRecord("app", logging.ERROR, "f", 1, "m", (), sys.exc_info(), extra={"x": float("inf")})
+    found = json.loads(JsonFormatter().format(record))
+    assert found["exception"]["type"] == "_Unshowable"
+    assert found["exception"]["message"] == "(cannot be shown: RuntimeError)"
+    assert found["x"] == "inf"
+
+
+@pytest.mark.parametrize(
+    "line", [b'{"time": "x" no json}', b'{"time": "x", "a": ' + b"[" * 9000 + b"]" * 9000 + b"}", b'{"time": "a"} {"time": "b"}']
+)
+def test_what_only_looks_like_a_line_of_ours_becomes_one(line):
+    out = []
+    JsonLines(out.append, "w", 1).feed(line + b"\n")
+    found = json.loads(b"".join(out))
+    assert (found["logger"], found["worker"], found["message"]) == ("stderr", "w", line.decode())
+
+
+@pytest.mark.parametrize(
+    ("level", "said"), [("nonsense", ["GPUWORKER_LOG=nonsense: it is one of DEBUG, INFO, WARNING, ERROR, CRITICAL; the level is INFO"]), ("", [])]
+)
+def test_a_level_that_is_none_is_told_and_does_no_harm(monkeypatch, caplog, level, said):
+    ours = logging.getLogger("gpuworker")
+    monkeypatch.setenv(logs.LEVEL, level)
+    monkeypatch.setattr(ours, "level", ours.level)
+    logs.set_up("INFO")
+    assert ours.level == logging.INFO
+    assert caplog.messages == said

@@ -52,17 +52,19 @@ class JsonFormatter(logging.Formatter):
             "time": _rfc3339(record.created),
             "level": record.levelname,
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": _message(record),
             "worker": self.worker,
             "pid": record.process,
         }
         extra = {name: value for name, value in vars(record).items() if name not in _STANDARD and name not in ("message", "asctime", "taskName")}
         tickets = extra.pop("tickets", running.tickets if record.thread == running.thread else ())
+        if not all(isinstance(ticket, int) for ticket in tickets):  # an extra of somebody else's with this name
+            extra["tickets"], tickets = tickets, ()
         if tickets:
             fields["requests"] = [request_id(ticket) for ticket in tickets]
         if record.exc_info and record.exc_info[0] is not None:
             kind, error, _ = record.exc_info
-            fields["exception"] = {"type": kind.__qualname__, "message": str(error), "traceback": self.formatException(record.exc_info)}
+            fields["exception"] = {"type": kind.__qualname__, "message": _text(error), "traceback": _words(self.formatException, record.exc_info)}
         if record.stack_info:
             fields["stack"] = record.stack_info
         fields |= {f"{name}_" if name in _ALWAYS else name: value for name, value in extra.items()}
@@ -91,7 +93,7 @@ class JsonLines:
         self.feed(b"\n")
 
     def _line(self, line: bytes) -> bytes:
-        if line.startswith(_OURS) and line.endswith(b"}"):
+        if line.startswith(_OURS) and _is_object(line):
             return line + b"\n"
         words = line.decode(errors="backslashreplace").strip()
         fields = {"time": _rfc3339(time.time()), "level": "INFO", "logger": "stderr", "message": words, "worker": self._worker, "pid": self._pid}
@@ -102,11 +104,47 @@ def _rfc3339(at_s: float) -> str:
     return datetime.fromtimestamp(at_s, timezone.utc).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
-def _dumps(fields: dict[str, Any]) -> str:
+def _message(record: logging.LogRecord) -> str:
+    """What the record says; where its arguments do not fit, or fail when they are shown, what it was made of."""
     try:
-        return json.dumps(fields, default=str, allow_nan=False)
-    except (TypeError, ValueError, RecursionError):  # keys that are no strings, nan, a cycle
-        return json.dumps({name: value if isinstance(value, (str, int)) else repr(value) for name, value in fields.items()})
+        return record.getMessage()
+    except Exception as error:
+        return f"{_text(record.msg)} (its arguments cannot be filled in: {type(error).__name__}: {_text(error)})"
+
+
+def _words(make: Callable[[Any], str], of: Any) -> str:
+    """make(of), or why that fails."""
+    try:
+        return make(of)
+    except Exception as error:
+        return f"(cannot be shown: {type(error).__name__})"
+
+
+def _text(value: Any) -> str:
+    return _words(str, value)
+
+
+def _is_object(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _dumps(fields: dict[str, Any]) -> str:
+    """As JSON, whatever the values are: one that JSON has no form for (nan, keys that are no strings, a cycle, an object that fails when it is shown) is text."""
+    try:
+        return json.dumps(fields, default=_text, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        return json.dumps({name: _plain(value) for name, value in fields.items()})
+
+
+def _plain(value: Any) -> Any:
+    try:
+        json.dumps(value, default=_text, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        return _words(repr, value)
+    return value
 
 
 def log_uncaught(log: logging.Logger) -> None:

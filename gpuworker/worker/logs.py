@@ -12,6 +12,7 @@ from gpuworker.worker.json_logs import JsonFormatter, JsonLines, log_uncaught
 
 LEVEL, FORMAT = "GPUWORKER_LOG", "GPUWORKER_LOG_FORMAT"
 FORMATS = ("text", "json")
+LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 _json = JsonFormatter()
 PATIENCE_MS = 1000
 
@@ -44,8 +45,9 @@ stderr = Stderr()
 def set_up(default: str = "WARNING", worker: str = "") -> None:
     """GPUWORKER_LOG, or the default, is the level of our own logs, GPUWORKER_LOG_FORMAT ("text" or "json") their form; the processes that this one starts inherit
     both. DEBUG also lets other libraries say more. `worker`: whose process this is, as far as that is known yet (see `belongs_to`)."""
-    level = os.environ.setdefault(LEVEL, default).upper()
-    wanted = os.environ.setdefault(FORMAT, "text")
+    asked = os.environ[LEVEL] = os.environ.get(LEVEL) or default
+    level = asked.upper() if asked.upper() in LEVELS else default
+    wanted = os.environ[FORMAT] = os.environ.get(FORMAT) or "text"
     logging.basicConfig(
         stream=stderr, format="%(asctime)s %(levelname)s %(name)s[%(process)d]: %(message)s", level="INFO" if level == "DEBUG" else "WARNING"
     )
@@ -57,8 +59,10 @@ def set_up(default: str = "WARNING", worker: str = "") -> None:
                 handler.setFormatter(_json)
         belongs_to(worker)
         log_uncaught(log)
-    elif wanted != "text":
+    elif wanted not in FORMATS:
         log.warning("%s=%s: it is text or json; logs are text", FORMAT, wanted)
+    if asked.upper() not in LEVELS:
+        log.warning("%s=%s: it is one of %s; the level is %s", LEVEL, asked, ", ".join(LEVELS), level)
 
 
 def is_json() -> bool:
