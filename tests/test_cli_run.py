@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pty
+import shutil
 import signal
 import subprocess
 import sys
@@ -130,3 +131,37 @@ def test_a_terminals_ctrl_c_reaches_the_command_once(name):
             has_said(b"the end of it")
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 5
     assert said.count(b"SIGINT") == 1
+
+
+LEAVES_AN_ORPHAN = """
+import os, time
+read, write = os.pipe()
+if os.fork() == 0:
+    if os.fork() == 0:
+        os.write(write, b"%d" % os.getpid())
+    os._exit(0)
+os.wait()
+orphan = int(os.read(read, 16))
+assert os.getppid() == 1
+while os.path.exists(f"/proc/{orphan}"):
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="needs root and unshare for a pid namespace")
+def test_as_pid_1_of_a_container_it_reaps_what_the_command_leaves_behind(name):
+    words = [
+        sys.executable,
+        "-m",
+        "gpuworker.cli",
+        "run",
+        "tests.handlers:identity",
+        "--name",
+        name,
+        *SMALL,
+        "--",
+        sys.executable,
+        "-c",
+        LEAVES_AN_ORPHAN,
+    ]
+    assert subprocess.run(["unshare", "--fork", "--kill-child", "--pid", "--mount-proc", *words], timeout=60, check=False).returncode == 0
