@@ -91,7 +91,7 @@ def _worker(name: str) -> dict[str, Any]:
         "batch_sizes": stats.batch_sizes,
         "reasons": stats.dispatch_reasons,
         "options": {key: _number(stats.options.get(key)) for key in OPTIONS},
-        "execution": None if stats.execution is None else _execution(stats.execution),
+        "execution": None if stats.execution is None else dataclasses.asdict(stats.execution),
         "generation": None if stats.generation is None else dataclasses.asdict(stats.generation),
     }  # fmt: skip
 
@@ -107,11 +107,7 @@ def _clients(stats: Stats) -> list[dict[str, int]]:
 def _histogram(h: Any) -> dict[str, Any]:
     """Four buckets an octave from 256 ns on; those behind the last one that holds something are left out."""
     end = next((i for i in range(len(h.buckets), 0, -1) if h.buckets[i - 1]), 0)
-    return {"count": h.count, "sum_us": round(h.mean_us * h.count, 1), "buckets": h.buckets[:end]}
-
-
-def _execution(found: Any) -> dict[str, Any]:
-    return dataclasses.asdict(found) | {"device_total_ms": round(found.device_ms * found.batches, 3)}
+    return {"count": h.count, "sum_us": round(h.sum_ns / 1e3, 1), "buckets": h.buckets[:end]}
 
 
 def _number(value: Any) -> float | None:

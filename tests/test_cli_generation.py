@@ -4,6 +4,7 @@ import dataclasses
 
 from gpuworker.cli import screen
 from gpuworker.cli.generation import generation
+from gpuworker.cli.interval import Interval
 from gpuworker.segment.generation import COUNTERS, RUNNING_TOTALS, Generation
 from tests.test_cli_text import stats
 
@@ -49,13 +50,13 @@ def test_what_there_is_not_is_left_out():
 
 def test_two_looks_give_rates():
     before, now = stats(generation=found()), stats(generation=found(steps=1100, tokens=8800, prompt_tokens=3000, running=5))
-    recent = screen.Interval.between(before, now, 2.0)
+    recent = Interval.between(before, now, 2.0)
     shown = screen.lines(now, recent)
     at = shown.index("generation, in the last 2 s")
     assert shown[at + 1] == "  tokens     800 (400/s) generated in 100 steps (50/s)"
     assert shown[at + 2] == "  prompts    0 tokens computed (0/s)"
     assert shown[at + 3].startswith("  sequences  5 running, 3 waiting; 0 preemptions")
-    first = screen.Interval.between(stats(), now, 2.0)
+    first = Interval.between(stats(), now, 2.0)
     assert first.stats.generation == now.generation  # it has begun to generate meanwhile
 
 

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from gpuworker.cli import main, screen
+from gpuworker.cli.interval import BUDGET_COUNTERS, COUNTERS, Interval
 from gpuworker.scheduling import Reason
 from tests.conftest import Gate
 from tests.test_cli_text import BUSY, stats
@@ -13,6 +14,7 @@ SCHEDULED = {
     "options": {"max_batch_size": 32, "latency_budget_ms": 26.0},
     "on_time": 900, "late": 20, "rejected_late": 30, "rejected_forecast": 50, "goodput": 0.9,
     "predicted_batches": 100, "predicted_run_ms": 12.5, "observed_run_ms": 11.25, "overruns": 7,
+    "predicted_ns": 1_250_000_000, "observed_ns": 1_125_000_000,
     "tokens": 1000, "padded_tokens": 1210, "padding": 1.21,
 }  # fmt: skip
 PARTS = ("latency budget", "predicted", "padding", "given up")
@@ -46,17 +48,17 @@ def test_nothing_is_said_of_what_a_worker_does_not_do():
 def test_before_the_first_answer_there_is_no_share():
     fresh = stats(options=SCHEDULED["options"])
     assert "latency budget of 26 ms: no answers yet" in shown_of(fresh)
-    assert "latency budget of 26 ms in the last 2 s: no answers" in shown_of(fresh, screen.Interval.between(fresh, fresh, 2.0))
+    assert "latency budget of 26 ms in the last 2 s: no answers" in shown_of(fresh, Interval.between(fresh, fresh, 2.0))
 
 
 def test_an_interval_has_its_own_share_run_times_and_padding():
     before = stats(**BUSY | SCHEDULED)
     now = dataclasses.replace(
         before, submitted=1400, completed=1300, batches=120, on_time=950, late=20, rejected_late=70, rejected_forecast=60, goodput=0.8636,
-        predicted_batches=120, predicted_run_ms=(100 * 12.5 + 20 * 20.0) / 120, observed_run_ms=(100 * 11.25 + 20 * 30.0) / 120, overruns=17,
+        predicted_batches=120, predicted_ns=1_650_000_000, observed_ns=1_725_000_000, overruns=17,
         tokens=1100, padded_tokens=1410, padding=1.2818,
     )  # fmt: skip
-    recent = screen.Interval.between(before, now, 4.0)
+    recent = Interval.between(before, now, 4.0)
     assert (recent.stats.on_time, recent.stats.late, recent.stats.rejected_late, recent.stats.rejected_forecast) == (50, 0, 40, 10)
     assert recent.stats.goodput == 0.5
     assert (round(recent.stats.predicted_run_ms, 6), round(recent.stats.observed_run_ms, 6), recent.stats.padding) == (20.0, 30.0, 2.0)
@@ -69,11 +71,11 @@ def test_an_interval_has_its_own_share_run_times_and_padding():
 
 
 def test_all_the_reasons_and_large_numbers_stay_within_the_screen():
-    many = {name: 10**9 for pair in (*screen.COUNTERS, *screen.BUDGET_COUNTERS) for name in pair}
+    many = {name: 10**9 for pair in (*COUNTERS, *BUDGET_COUNTERS) for name in pair}
     why = {reason.name.lower(): 10**8 for reason in Reason}
     busy = stats(**BUSY | SCHEDULED | many | {"dispatch_reasons": why, "batches": 10**9, "predicted_batches": 10**9, "overruns": 10**9})
     shown = shown_of(busy)
-    shown_of(busy, screen.Interval.between(stats(options=SCHEDULED["options"]), busy, 1e4))
+    shown_of(busy, Interval.between(stats(options=SCHEDULED["options"]), busy, 1e4))
     joined = " ".join(" ".join(shown).split())
     for reason in Reason:
         assert f"{reason.name.lower()} 12%" in joined

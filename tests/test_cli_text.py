@@ -10,6 +10,7 @@ import pytest
 from gpuworker.cli import checks, leftovers, screen
 from gpuworker.cli.doctor import Check, report
 from gpuworker.cli.inspect import Row, listing
+from gpuworker.cli.interval import COUNTERS, Interval
 from gpuworker.cli.serve import field_docs, help_text, metavar
 from gpuworker.cli.text import bar, count, rate, shorten, size, span, table
 from gpuworker.segment.stats import ClientView, Histogram, Stats
@@ -94,10 +95,10 @@ def test_a_screen():
 
 def test_a_screen_of_nothing_and_of_very_much():
     assert "batches: none" in screen.lines(stats())
-    many = {name: 10**9 for pair in screen.COUNTERS for name in pair}
+    many = {name: 10**9 for pair in COUNTERS for name in pair}
     before = stats()
     busy = stats(**many, clients=tuple(ClientView(4_000_000 + i, 3) for i in range(20)), run=histogram(*[1e8] * 3), batches=10**8)
-    shown = screen.lines(busy, screen.Interval.between(before, busy, 2e4))
+    shown = screen.lines(busy, Interval.between(before, busy, 2e4))
     assert shown[-1] == "  and 12 more with 36 slots"
     assert max(map(len, shown)) <= 80
 
@@ -131,15 +132,15 @@ def test_an_interval_counts_from_the_reading_before():
         before, submitted=1300, completed=1150, batches=110, batch_sizes={"1": 25, "16": 84, "3": 1},
         dispatch_reasons={"full": 40, "age": 70, "drain": 0}, run=histogram(2000, 2000, 2000, 8000, 1000, 1000),
     )  # fmt: skip
-    recent = screen.Interval.between(before, now, 4.0)
+    recent = Interval.between(before, now, 4.0)
     assert (recent.stats.submitted, recent.stats.failed, recent.stats.batches, recent.stats.mean_batch_size) == (100, 0, 10, 5.0)
     assert recent.stats.batch_sizes == {"16": 9, "3": 1}
     assert recent.stats.dispatch_reasons == {"full": 10}
     assert (recent.stats.run.count, round(recent.stats.run.mean_us)) == (2, 1000)
     assert "  submitted  1,300  25/s    completed     1,150  12/s" in screen.lines(now, recent)
     assert "batches in the last 4 s: 10 (2.5/s), mean size 5 of 32" in screen.lines(now, recent)
-    assert screen.Interval.between(before, dataclasses.replace(now, owner_pid=1), 4.0) is None
-    assert screen.Interval.between(now, before, 4.0) is None
+    assert Interval.between(before, dataclasses.replace(now, owner_pid=1), 4.0) is None
+    assert Interval.between(now, before, 4.0) is None
 
 
 def test_a_listing():

@@ -123,7 +123,7 @@ def made_up(time_ms, name, more=0, **changes):
             "counters": dict.fromkeys(status_page.COUNTERS, 10 + more), "waits": waits,
             "batch_sizes": {str(k): 5 + more for k in range(1, 17)}, "reasons": {"full": 3 + more, "age": 1},
             "options": {"max_batch_size": 16, "max_wait_ms": 5.0, "latency_budget_ms": 25.0},
-            "execution": x | {"device_total_ms": 100.0 + more, "memory_total_bytes": 80 << 30, "graphs": 12}, "generation": g,
+            "execution": x | {"device_ns": int(1e8 + 1e6 * more), "memory_total_bytes": 80 << 30, "graphs": 12}, "generation": g,
         } | changes],
     }  # fmt: skip
 

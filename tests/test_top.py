@@ -16,7 +16,8 @@ from tests import handlers
 from tests.conftest import kill_all
 from tests.test_cli_text import BUSY, histogram, stats
 
-RAN = dict.fromkeys((field.name for field in dataclasses.fields(Execution)), 0) | {"batches": 10, "device_ms": 5.0, "rows": 100, "padded_rows": 100}
+NO_TENSORS = dict.fromkeys((field.name for field in dataclasses.fields(Execution)), 0)
+RAN = NO_TENSORS | {"batches": 10, "device_ns": 50_000_000, "rows": 100, "padded_rows": 100}
 HELD = dict.fromkeys((field.name for field in dataclasses.fields(Generation)), 0) | {"tokens": 100, "waste": 0.03, "blocks_free": 800}
 BEFORE = stats(**BUSY, options={"max_batch_size": 32, "latency_budget_ms": 26.0}, execution=Execution(**RAN), generation=Generation(**HELD))
 NOW = dataclasses.replace(
@@ -24,8 +25,8 @@ NOW = dataclasses.replace(
     batch_sizes={str(i): 40 for i in range(1, 17)} | {"16": 115}, dispatch_reasons={"full": 60, "age": 80, "drain": 0},
     run=histogram(*[2000] * 43, 8000), queue_wait=histogram(*[45] * 90, *[5000] * 10), wake=histogram(45.0),
     clients=(*(ClientView(4000 + i, i) for i in range(7)), ClientView(4000, 6)),
-    execution=Execution(**RAN | {"batches": 30, "device_ms": 15.0, "rows": 500, "padded_rows": 700, "graph_hits": 15, "graph_misses": 5, "memory_bytes": 3 << 30,
-                                 "memory_total_bytes": 80 << 30, "to_device_bytes": 1000, "graphs": 4}),
+    execution=Execution(**RAN | {"batches": 30, "device_ns": 450_000_000, "rows": 500, "padded_rows": 700, "graph_hits": 15, "graph_misses": 5,
+                                 "memory_bytes": 3 << 30, "memory_total_bytes": 80 << 30, "to_device_bytes": 1000, "graphs": 4}),
     generation=Generation(**HELD | {"tokens": 300, "prompt_tokens": 4000, "running": 16, "waiting": 3, "blocks_used": 310}),
 )  # fmt: skip
 

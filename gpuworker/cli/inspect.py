@@ -10,6 +10,7 @@ import time
 from typing import Any
 
 from gpuworker.cli import screen
+from gpuworker.cli.interval import Interval
 from gpuworker.cli.stdout import show
 from gpuworker.cli.target import CommandError, attach, condition, is_local, worker_name
 from gpuworker.cli.text import WIDTH, shorten, span, table
@@ -121,7 +122,7 @@ def run_stats(args: argparse.Namespace) -> int:
         if args.json:
             show(json.dumps(now[1].to_dict(), indent=None if args.watch else 2) + "\n")
         else:
-            recent = screen.Interval.between(before[1], now[1], now[0] - before[0]) if before else None
+            recent = Interval.between(before[1], now[1], now[0] - before[0]) if before else None
             clear = HOME_AND_CLEAR if args.watch and sys.stdout is not None and sys.stdout.isatty() else "\n" if before else ""
             show(clear + "\n".join(shorten(line, WIDTH) for line in screen.lines(now[1], recent)) + "\n")
         if not args.watch:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from gpuworker.cli.screen import BUDGET_COUNTERS, COUNTERS, STAGES, Interval, with_budget
+from gpuworker.cli.interval import OUTCOMES, STAGES, is_same_life, since, with_budget
 from gpuworker.cli.target import condition
 from gpuworker.segment.execution import Execution
 from gpuworker.segment.generation import Generation
 from gpuworker.segment.stats import Histogram, Stats
 
-OUTCOMES = tuple(name for pair in (*COUNTERS, *BUDGET_COUNTERS) for name in pair)
 OCTAVES = 24
 """Of a wait's histogram: from 256 ns to 4 s, what is longer in the last one."""
 
@@ -53,22 +52,18 @@ class Device:
 
     @classmethod
     def between(cls, before: Execution | None, now: Execution | None, elapsed_s: float) -> Device | None:
-        """None for a worker that has run no tensors. An Execution has means; sums are made of them again."""
+        """None for a worker that has run no tensors."""
         if now is None:
             return None
-
-        def grown(name: str, mean: bool = False) -> float:
-            earlier = getattr(before, name) * (before.batches if mean else 1) if before is not None else 0
-            return float(max(getattr(now, name) * (now.batches if mean else 1) - earlier, 0))
-
-        batches, hits, misses, rows = grown("batches"), grown("graph_hits"), grown("graph_misses"), grown("rows")
+        counted = now.since(before)
+        runs = counted.graph_hits + counted.graph_misses
         return cls(
-            busy=round(min(grown("device_ms", mean=True) / 1e3 / elapsed_s, 1.0), 4),
-            device_ms=round(grown("device_ms", mean=True) / batches, 6) if batches else 0.0,
-            row_padding=round(grown("padded_rows") / rows, 4) if rows else 0.0,
-            to_device_bytes_per_s=round(grown("to_device_bytes") / elapsed_s),
-            from_device_bytes_per_s=round(grown("from_device_bytes") / elapsed_s),
-            graph_hits=round(hits / (hits + misses), 4) if hits + misses else None,
+            busy=round(min(counted.device_ns / 1e9 / elapsed_s, 1.0), 4),
+            device_ms=counted.device_ms,
+            row_padding=round(counted.padded_rows / counted.rows, 4) if counted.rows else 0.0,
+            to_device_bytes_per_s=round(counted.to_device_bytes / elapsed_s),
+            from_device_bytes_per_s=round(counted.from_device_bytes / elapsed_s),
+            graph_hits=round(counted.graph_hits / runs, 4) if runs else None,
             graphs=now.graphs,
             memory_bytes=now.memory_bytes,
             memory_reserved_bytes=now.memory_reserved_bytes,
@@ -141,10 +136,9 @@ class Rates:
     @classmethod
     def between(cls, before: Stats, now: Stats, elapsed_s: float) -> Rates:
         """elapsed_s: seconds between the two, > 0. Where they are not of one owner nothing is known to have happened between them: rates are then 0."""
-        recent = Interval.between(before, now, elapsed_s)
-        if recent is None:
-            before, recent = now, Interval(elapsed_s, Interval.between(now, now, elapsed_s).stats)  # type: ignore[union-attr]
-        counted = recent.stats
+        if not is_same_life(before, now):
+            before = now
+        counted = since(before, now)
         names = (*OUTCOMES, "batches")
         total = sum(counted.dispatch_reasons.values())
         ended = with_budget(vars(counted))

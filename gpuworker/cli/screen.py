@@ -2,79 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 import textwrap
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from gpuworker.cli.device import execution
 from gpuworker.cli.generation import generation
+from gpuworker.cli.interval import BUDGET_COUNTERS, COUNTERS, STAGES, Interval, with_budget
 from gpuworker.cli.target import condition
 from gpuworker.cli.text import WIDTH, bar, count, rate, span, table
 from gpuworker.segment.stats import Histogram, Stats
 
-COUNTERS = (
-    ("submitted", "completed"), ("rejected", "failed"), ("expired", "cancelled"), ("fallbacks", "abandoned"), ("requeued", "reaped_clients"),
-)  # fmt: skip
-BUDGET_COUNTERS = (("on_time", "rejected_forecast"), ("late", "rejected_late"))
-STAGES = {
-    "claim_wait": "for a free slot",
-    "queue_wait": "for the owner to see it",
-    "batch_wait": "for its batch to leave",
-    "run": "run_batch",
-    "wake": "for its caller to run again",
-}
 LABELS = {
     "reaped_clients": "dead clients", "on_time": "on time", "rejected_forecast": "forecast late", "rejected_late": "given up"
 }  # fmt: skip
 MAX_SIZE_ROWS, MAX_CLIENT_ROWS = 10, 8
 BAR_WIDTH = 36
-
-
-@dataclasses.dataclass(frozen=True)
-class Interval:
-    """What happened between two readings: the same statistics, counted from the first one on."""
-
-    elapsed_s: float
-    stats: Stats
-
-    @classmethod
-    def between(cls, before: Stats, now: Stats, elapsed_s: float) -> Interval | None:
-        """None where the two do not belong together: another owner, or a new segment."""
-        if before.owner_pid != now.owner_pid or now.submitted < before.submitted or now.batches < before.batches or elapsed_s <= 0:
-            return None
-        counters = [name for row in (*COUNTERS, *BUDGET_COUNTERS) for name in row] + ["predicted_batches", "overruns", "tokens", "padded_tokens"]
-        change: dict[str, Any] = {name: max(getattr(now, name) - getattr(before, name), 0) for name in counters}
-        batches = now.batches - before.batches
-        answered = change["completed"] + change["failed"] + change["abandoned"]
-        change |= {stage: later(getattr(now, stage), getattr(before, stage)) for stage in STAGES}
-        change |= {name: less(getattr(now, name), getattr(before, name)) for name in ("batch_sizes", "dispatch_reasons")}
-        change |= {"batches": batches, "mean_batch_size": answered / batches if batches else 0.0}
-        for name in ("predicted_run_ms", "observed_run_ms"):
-            total_ms = getattr(now, name) * now.predicted_batches - getattr(before, name) * before.predicted_batches
-            change[name] = max(total_ms, 0.0) / change["predicted_batches"] if change["predicted_batches"] else 0.0
-        change["goodput"] = change["on_time"] / (with_budget(change) or 1)
-        change["padding"] = change["padded_tokens"] / change["tokens"] if change["tokens"] else 0.0
-        if now.generation is not None:
-            change["generation"] = now.generation.since(before.generation)
-        return cls(elapsed_s, dataclasses.replace(now, **change))
-
-
-def with_budget(counts: Mapping[str, Any]) -> int:
-    """Requests that had a latency budget, and have ended."""
-    return int(sum(counts[name] for row in BUDGET_COUNTERS for name in row))
-
-
-def less(now: dict[str, int], before: dict[str, int]) -> dict[str, int]:
-    """The counts that grew, by how much."""
-    return {name: grown for name, n in now.items() if (grown := n - before.get(name, 0)) > 0}
-
-
-def later(now: Histogram, before: Histogram) -> Histogram:
-    """The histogram of what came after `before`."""
-    buckets = [max(a - b, 0) for a, b in zip(now.buckets, before.buckets, strict=True)]
-    total_us = now.mean_us * now.count - before.mean_us * before.count
-    return Histogram.of([*buckets, max(round(total_us * 1e3), 0), max(now.count - before.count, 0)])
 
 
 def lines(stats: Stats, recent: Interval | None = None) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 COUNTERS = (
@@ -12,6 +12,8 @@ COUNTERS = (
     "graphs", "graph_bytes", "memory_bytes", "memory_reserved_bytes", "memory_total_bytes",
 )  # fmt: skip
 """In the order of gw_header.execution; what writes them is execution/tally.py."""
+HELD = ("graphs", "graph_bytes", "memory_bytes", "memory_reserved_bytes", "memory_total_bytes")
+"""Those that say what there is now; the others only grow."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,14 +63,22 @@ class Execution:
     def of(cls, words: Sequence[int]) -> Execution | None:
         """From gw_header.execution; None while no batch has run."""
         counts = dict(zip(COUNTERS, words, strict=False))
-        batches = counts["batches"]
-        if not batches:
-            return None
-        means = {f"{part}_ms": round(counts[f"{part}_ns"] / batches / 1e6, 6) for part in ("device", "wall", "gather", "scatter")}
-        rates = {
-            f"{way}_gbps": round(counts[f"{way}_bytes"] / counts[f"{way}_ns"], 3) if counts[f"{way}_ns"] else 0.0
-            for way in ("to_device", "from_device")
-        }
-        padding = round(counts["padded_cells"] / counts["cells"], 4) if counts["cells"] else 0.0
-        named: dict[str, Any] = {field.name: counts[field.name] for field in dataclasses.fields(cls) if field.name in counts}
-        return cls(**named | means | rates, padding=padding)
+        return cls._made_of(counts) if counts["batches"] else None
+
+    def since(self, before: Execution | None) -> Execution:
+        """The same, with what was counted after `before` only."""
+        if before is None:
+            return self
+        held = {name: getattr(self, name) for name in HELD}
+        return self._made_of({name: max(getattr(self, name) - getattr(before, name), 0) for name in COUNTERS} | held)
+
+    @classmethod
+    def _made_of(cls, counts: Mapping[str, int]) -> Execution:
+        means = {f"{part}_ms": _ratio(counts[f"{part}_ns"], counts["batches"] * 1e6, 6) for part in ("device", "wall", "gather", "scatter")}
+        rates = {f"{way}_gbps": _ratio(counts[f"{way}_bytes"], counts[f"{way}_ns"], 3) for way in ("to_device", "from_device")}
+        made: dict[str, Any] = {**counts, **means, **rates}
+        return cls(**made, padding=_ratio(counts["padded_cells"], counts["cells"], 4))
+
+
+def _ratio(part: float, whole: float, digits: int) -> float:
+    return round(part / whole, digits) if whole else 0.0

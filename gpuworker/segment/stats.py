@@ -47,6 +47,11 @@ class Histogram:
             count, round(total_ns / count / 1e3, 3) if count else 0.0, _quantile_us(buckets, 0.5), _quantile_us(buckets, 0.99), buckets, total_ns
         )
 
+    def since(self, before: Histogram) -> Histogram:
+        """What was counted after `before`."""
+        buckets = [max(a - b, 0) for a, b in zip(self.buckets, before.buckets, strict=True)]
+        return Histogram.of([*buckets, max(self.sum_ns - before.sum_ns, 0), max(self.count - before.count, 0)])
+
     def quantile_us(self, q: float) -> float:
         """The q-quantile (0..1); 0 where nothing was counted."""
         return _quantile_us(self.buckets, q)
