@@ -28,12 +28,7 @@ def check(name: str, stale_heartbeat_s: float, long_batch_s: float, group: str |
 
 def judge(stats: Stats, stale_heartbeat_s: float, long_batch_s: float) -> str:
     """One word. An owner is stuck when its last heartbeat (it beats ten times a second) or the start of its batch is longer ago than that."""
-    if not stats.alive:
-        return "failed" if stats.state == "failed" else "dead"
-    if stats.state == "restarting" or (not stats.owner_alive and stats.state == "serving"):
-        return "restarting"
-    if stats.heartbeat_age_s > stale_heartbeat_s or stats.batch_running_s > long_batch_s:
+    found = stats.condition(stale_heartbeat_s)
+    if found == "silent" or (found in ("serving", "paused", "draining") and stats.batch_running_s > long_batch_s):
         return "stuck"
-    if stats.paused and stats.state == "serving":
-        return "paused"
-    return "ok" if stats.state == "serving" else stats.state
+    return "ok" if found == "serving" else found

@@ -85,31 +85,18 @@ def _worker(name: str) -> dict[str, Any]:
         "note": stats.note.partition(". Its last words")[0].partition("\n")[0][:MOST_NOTE],
         "handler": stats.handler,
         **{key: getattr(stats, key) for key in ("owner_pid", "uptime_s", "heartbeat_age_s", "batch_running_s", "restarts", "reloads", "slots_in_use", "capacity")},
-        "clients": _clients(stats),
+        "clients": [{"pid": pid, "slots": slots} for pid, slots in stats.slots_by_pid().items()],
         "counters": {key: getattr(stats, key) for key in COUNTERS},
         "waits": {stage: _histogram(getattr(stats, field)) for stage, field in STAGES.items()},
         "batch_sizes": stats.batch_sizes,
         "reasons": stats.dispatch_reasons,
-        "options": {key: _number(stats.options.get(key)) for key in OPTIONS},
+        "options": {key: stats.number(key) for key in OPTIONS},
         "execution": None if stats.execution is None else dataclasses.asdict(stats.execution),
         "generation": None if stats.generation is None else dataclasses.asdict(stats.generation),
     }  # fmt: skip
-
-
-def _clients(stats: Stats) -> list[dict[str, int]]:
-    """Slots held, by process (which may have joined more than once), the greediest first."""
-    held: dict[int, int] = {}
-    for client in stats.clients:
-        held[client.pid] = held.get(client.pid, 0) + client.slots_held
-    return [{"pid": pid, "slots": slots} for pid, slots in sorted(held.items(), key=lambda item: (-item[1], item[0]))]
 
 
 def _histogram(h: Any) -> dict[str, Any]:
     """Four buckets an octave from 256 ns on; those behind the last one that holds something are left out."""
     end = next((i for i in range(len(h.buckets), 0, -1) if h.buckets[i - 1]), 0)
     return {"count": h.count, "sum_us": round(h.sum_ns / 1e3, 1), "buckets": h.buckets[:end]}
-
-
-def _number(value: Any) -> float | None:
-    """An option as published, which any frontend can write over."""
-    return value if isinstance(value, (int, float)) and 0 <= value < 1e12 else None

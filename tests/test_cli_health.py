@@ -2,7 +2,8 @@
 
 import pytest
 
-from gpuworker.cli import health, main
+from gpuworker import Stats
+from gpuworker.cli import main
 from tests.conftest import eventually, kill_served
 
 pytest_plugins = ("tests.served_app",)
@@ -37,7 +38,7 @@ def test_a_batch_that_takes_too_long(in_process, gate, capsys):
 )  # fmt: skip
 def test_what_each_condition_means(in_process, gate, monkeypatch, condition, is_ready, is_live):
     worker = in_process(gate)
-    monkeypatch.setattr(health, "condition", lambda stats: condition)
+    monkeypatch.setattr(Stats, "condition", lambda stats: condition)
     assert main(["health", worker.name]) == int(not is_ready)
     assert main(["health", worker.name, "--live"]) == int(not is_live)
 

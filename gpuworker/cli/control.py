@@ -132,8 +132,8 @@ def open_process(who: Identity) -> int:
 
 def drain_limit_s(segment: Segment) -> float:
     """How long the worker may take by its own options, and a little more."""
-    limit_s = Stats.read(segment).options.get("drain_timeout_s")
-    return (limit_s if isinstance(limit_s, (int, float)) and 0 <= limit_s <= 1e9 else WorkerOptions.drain_timeout_s) + DRAIN_MARGIN_S
+    limit_s = Stats.read(segment).number("drain_timeout_s")
+    return (WorkerOptions.drain_timeout_s if limit_s is None else limit_s) + DRAIN_MARGIN_S
 
 
 def stop(segment: Segment, pid: int, pidfd: int, timeout_s: float, kill: bool) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 from gpuworker.cli.numbers import positive
 from gpuworker.cli.stdout import remark
-from gpuworker.cli.target import SILENT_S, CommandError, attach, condition, worker_name
+from gpuworker.cli.target import CommandError, attach, worker_name
 from gpuworker.cli.text import span
-from gpuworker.segment.stats import Stats
+from gpuworker.segment.stats import SILENT_S, Stats
 
 ALIVE = ("starting", "serving", "paused", "restarting", "draining")
 """Conditions that a worker gets out of, or ends in, by itself; or that somebody wants it to be in."""
@@ -35,7 +35,7 @@ def add_to(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Asks. Raises CommandError for a worker that is not well, WorkerNotFound for one that is not there."""
     stats = Stats.read(attach(args.name))
-    now = condition(stats)
+    now = stats.condition()
     if now not in (ALIVE if args.live else ("serving",)):
         raise CommandError(f"worker {args.name!r} is {now}" + (f": {stats.note}" if stats.note and now in ("failed", "restarting") else ""))
     if args.long_batch_s is not None and stats.batch_running_s > args.long_batch_s:

@@ -12,7 +12,7 @@ from typing import Any
 from gpuworker.cli import screen
 from gpuworker.cli.interval import Interval
 from gpuworker.cli.stdout import show
-from gpuworker.cli.target import CommandError, attach, condition, is_local, worker_name
+from gpuworker.cli.target import CommandError, attach, is_local, worker_name
 from gpuworker.cli.text import WIDTH, shorten, span, table
 from gpuworker.errors import SegmentError, WorkerNotFound
 from gpuworker.segment import worker_names
@@ -23,7 +23,7 @@ HOME_AND_CLEAR = "\x1b[H\x1b[J"
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One worker in the list. `state`: as `condition` has it, or "unusable" (`problem` says why); `local`: its pid is of our pid namespace."""
+    """One worker in the list. `state`: as Stats.condition has it, or "unusable" (`problem` says why); `local`: its pid is of our pid namespace."""
 
     name: str
     state: str
@@ -83,7 +83,7 @@ def look(name: str) -> Row | None:
         return None
     except (SegmentError, OSError, ValueError) as error:
         return Row(name, "unusable", str(error))
-    state = condition(stats)
+    state = stats.condition()
     uptime_s = 0.0 if state in ("dead", "failed") else stats.uptime_s
     return Row(
         name, state, "", stats.owner_pid, is_local(segment), uptime_s, stats.slots_in_use, stats.capacity, len(stats.clients), stats.handler

@@ -6,7 +6,6 @@ import dataclasses
 from typing import Any
 
 from gpuworker.cli.interval import OUTCOMES, STAGES, is_same_life, since, with_budget
-from gpuworker.cli.target import condition
 from gpuworker.segment.execution import Execution
 from gpuworker.segment.generation import Generation
 from gpuworker.segment.stats import Histogram, Stats
@@ -143,20 +142,20 @@ class Rates:
         total = sum(counted.dispatch_reasons.values())
         ended = with_budget(vars(counted))
         return cls(
-            name=now.name, state=condition(now), owner_pid=now.owner_pid, handler=now.handler,
+            name=now.name, state=now.condition(), owner_pid=now.owner_pid, handler=now.handler,
             uptime_s=now.uptime_s, heartbeat_age_s=now.heartbeat_age_s, batch_running_s=now.batch_running_s,
             restarts=now.restarts, reloads=now.reloads, note=now.note.partition(". Its last")[0],
             interval_s=round(elapsed_s, 3),
             per_s={name: round(getattr(counted, name) / elapsed_s, 3) for name in names},
             totals={name: getattr(now, name) for name in names},
             waits={stage.removesuffix("_wait"): Wait.of(getattr(counted, stage)) for stage in STAGES},
-            mean_batch_size=round(counted.mean_batch_size, 3), max_batch_size=int(number(now.options.get("max_batch_size"))),
+            mean_batch_size=round(counted.mean_batch_size, 3), max_batch_size=int(now.number("max_batch_size") or 0),
             batch_sizes=counted.batch_sizes,
             reasons={reason: round(n / total, 4) for reason, n in sorted(counted.dispatch_reasons.items(), key=lambda item: -item[1])},
             slots_in_use=now.slots_in_use, capacity=now.capacity,
-            clients=held_by(now),
+            clients=now.slots_by_pid(),
             padding=round(counted.padding, 4),
-            latency_budget_ms=number(now.options.get("latency_budget_ms")), goodput=round(counted.goodput, 4) if ended else None,
+            latency_budget_ms=now.number("latency_budget_ms") or 0.0, goodput=round(counted.goodput, 4) if ended else None,
             device=Device.between(before.execution, now.execution, elapsed_s),
             generation=Generating.between(before.generation, now.generation, elapsed_s),
         )  # fmt: skip
@@ -164,16 +163,3 @@ class Rates:
     def to_dict(self) -> dict[str, Any]:
         """As plain data for JSON."""
         return dataclasses.asdict(self)
-
-
-def held_by(stats: Stats) -> dict[int, int]:
-    """Slots held by pid, the greediest first; a process may have joined more than once."""
-    held: dict[int, int] = {}
-    for client in stats.clients:
-        held[client.pid] = held.get(client.pid, 0) + client.slots_held
-    return dict(sorted(held.items(), key=lambda item: (-item[1], item[0])))
-
-
-def number(value: Any) -> float:
-    """An option as published, which any frontend can write over; 0 where it is none."""
-    return float(value) if isinstance(value, (int, float)) and 0 <= value < 1e12 else 0.0

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from gpuworker.cli.device import execution
 from gpuworker.cli.generation import generation
 from gpuworker.cli.interval import BUDGET_COUNTERS, COUNTERS, STAGES, Interval, with_budget
-from gpuworker.cli.target import condition
 from gpuworker.cli.text import WIDTH, bar, count, rate, span, table
 from gpuworker.segment.stats import Histogram, Stats
 
@@ -38,7 +37,7 @@ def lines(stats: Stats, recent: Interval | None = None) -> list[str]:
 
 def heading(stats: Stats) -> list[str]:
     """Who it is, and what is remarkable about it now."""
-    state = condition(stats)
+    state = stats.condition()
     is_over = state in ("dead", "failed")
     up = "" if is_over else f", up {span(stats.uptime_s)}"
     found = [f"worker {stats.name}: {state}, process {stats.owner_pid}{up}", f"handler {stats.handler or '(not known yet)'}"]
@@ -81,8 +80,8 @@ def counters(pairs: Sequence[tuple[str, str]], stats: Stats, recent: Interval | 
 def budget(stats: Stats, recent: Interval | None) -> list[str]:
     """How many were in time, and what became of the others; nothing where no request has a latency budget."""
     shown = recent.stats if recent else stats
-    budget_ms = stats.options.get("latency_budget_ms")
-    if not isinstance(budget_ms, (int, float)):
+    budget_ms = stats.number("latency_budget_ms")
+    if budget_ms is None:
         return []
     since = f" in the last {span(recent.elapsed_s)}" if recent else ""
     share = f"{shown.goodput:.1%} on time" if with_budget(vars(shown)) else "no answers yet" if not recent else "no answers"
@@ -115,7 +114,7 @@ def batches(stats: Stats, recent: Interval | None) -> str:
     if not stats.batches:
         return "none"
     per_s = f" ({rate(stats.batches / recent.elapsed_s)})" if recent else ""
-    most = stats.options.get("max_batch_size", "?")
+    most = stats.number("max_batch_size") or "?"
     return f"{stats.batches:,}{per_s}, mean size {stats.mean_batch_size:.3g} of {most}"
 
 
@@ -128,7 +127,7 @@ def reasons(stats: Stats) -> list[str]:
 
 def sizes(stats: Stats) -> list[str]:
     """Batch sizes as bars; by powers of two where there are many sizes."""
-    groups = grouped(stats.batch_sizes, MAX_SIZE_ROWS, int(stats.options.get("max_batch_size", 0)))
+    groups = grouped(stats.batch_sizes, MAX_SIZE_ROWS, int(stats.number("max_batch_size") or 0))
     total = sum(groups.values())
     return table([(size, f"{n:,}", f"{n / total:.0%}", bar(n, total, BAR_WIDTH)) for size, n in groups.items()], ">>><", "  ")
 

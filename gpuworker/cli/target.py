@@ -1,4 +1,4 @@
-"""The worker that a command is about: its name, its segment, and how it is doing."""
+"""The worker that a command is about: its name, and its segment."""
 
 from __future__ import annotations
 
@@ -8,10 +8,6 @@ import difflib
 from gpuworker.errors import GpuWorkerError, WorkerNotFound
 from gpuworker.segment import Segment, names, worker_names
 from gpuworker.segment.liveness import own_pid_namespace
-from gpuworker.segment.stats import Stats
-
-SILENT_S = 5.0
-"""A serving owner writes its heartbeat ten times a second, unless its handler holds the GIL."""
 
 
 class CommandError(GpuWorkerError):
@@ -48,14 +44,3 @@ def attach(name: str, read_only: bool = True) -> Segment:
 def is_local(segment: Segment) -> bool:
     """Whether the owner's pid means something in this process's pid namespace."""
     return segment.supervisor().pid_namespace == own_pid_namespace()
-
-
-def condition(stats: Stats) -> str:
-    """What the worker says of itself, or "paused", "dead", or "silent" when its owner has not written its heartbeat for a while."""
-    if not stats.alive:
-        return "failed" if stats.state == "failed" else "dead"
-    if stats.state == "serving" and not stats.owner_alive:  # its supervisor has not come to it yet
-        return "restarting"
-    if stats.state in ("serving", "draining") and stats.heartbeat_age_s > SILENT_S:
-        return "silent"
-    return "paused" if stats.paused and stats.state == "serving" else stats.state

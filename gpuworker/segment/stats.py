@@ -17,6 +17,8 @@ from gpuworker.segment.files import group_id
 from gpuworker.segment.generation import Generation, read_generation
 from gpuworker.segment.segment import Segment, state_name
 
+SILENT_S = 5.0
+"""A serving owner writes its heartbeat ten times a second, unless its handler holds the GIL."""
 _BUCKETS: int = lib.GW_BUCKETS
 _HISTOGRAM_WORDS = _BUCKETS + 2
 _OWNER_COUNTERS = (
@@ -234,6 +236,28 @@ class Stats:
     def to_dict(self) -> dict[str, Any]:
         """As plain data for JSON."""
         return dataclasses.asdict(self)
+
+    def condition(self, silent_s: float = SILENT_S) -> str:
+        """How the worker is, in a word: its `state`, or what is known better: "dead", "restarting", "silent" (no heartbeat for so long), "paused"."""
+        if not self.alive:
+            return "failed" if self.state == "failed" else "dead"
+        if self.state == "serving" and not self.owner_alive:  # its supervisor has not come to it yet
+            return "restarting"
+        if self.state in ("serving", "draining") and self.heartbeat_age_s > silent_s:
+            return "silent"
+        return "paused" if self.paused and self.state == "serving" else self.state
+
+    def slots_by_pid(self) -> dict[int, int]:
+        """Slots held by each process, which may have joined more than once; the greediest first."""
+        held: dict[int, int] = {}
+        for client in self.clients:
+            held[client.pid] = held.get(client.pid, 0) + client.slots_held
+        return dict(sorted(held.items(), key=lambda item: (-item[1], item[0])))
+
+    def number(self, option: str) -> float | None:
+        """An option of the worker, if it is a number from 0 on; `options` are as published, and any frontend can write over them."""
+        value = self.options.get(option)
+        return value if isinstance(value, (int, float)) and 0 <= value < 1e12 else None
 
 
 def _info(segment: Segment) -> dict[str, Any]:
