@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from gpuworker.frontends.dashboard import Dashboard
+from gpuworker.cli.dashboard import server_of
 
 
 @pytest.fixture
@@ -13,7 +13,7 @@ def dashboard():
     started = []
 
     def start(*names, **where):
-        server = Dashboard(names, **where)
+        server = server_of(names, **where)
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
         thread.start()
         started.append((server, thread))

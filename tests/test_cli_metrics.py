@@ -8,14 +8,16 @@ import socket
 import subprocess
 import sys
 import threading
+from argparse import ArgumentTypeError
 from wsgiref.util import setup_testing_defaults
 from wsgiref.validate import validator
 
 import pytest
 
 import gpuworker
-from gpuworker.cli import main
-from gpuworker.cli.metrics_server import MetricsServer, parse_address
+from gpuworker.cli import main, web_server
+from gpuworker.cli.address import host_and_port
+from gpuworker.cli.metrics import server_of
 from gpuworker.frontends import metrics
 from gpuworker.frontends.wsgi import make_app
 
@@ -29,7 +31,7 @@ def serve():
     started = []
 
     def start(names=None):
-        server = MetricsServer(("127.0.0.1", 0), names)
+        server = server_of(names, "127.0.0.1", 0)
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         started.append((server, thread))
@@ -91,9 +93,7 @@ def test_served(in_process, serve):
 
 
 def test_a_client_that_says_nothing_or_nonsense_does_not_end_it(in_process, serve, monkeypatch):
-    from gpuworker.cli import metrics_server
-
-    monkeypatch.setattr(metrics_server._Handler, "timeout", 0.05)
+    monkeypatch.setattr(web_server._Handler, "timeout", 0.05)
     ask = serve([in_process(Gate()).name])
     with socket.create_connection(("127.0.0.1", ask.port)), socket.create_connection(("127.0.0.1", ask.port)) as other:
         other.sendall(b"\xff\xff nonsense\r\n\r\n")
@@ -102,14 +102,9 @@ def test_a_client_that_says_nothing_or_nonsense_does_not_end_it(in_process, serv
 
 def test_the_command_serves_until_it_is_told_to_stop(in_process):
     worker = in_process(Gate())
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    program = "from gpuworker.cli import metrics_server, main; import sys; run = metrics_server.MetricsServer.run\n"
-    program += "def told(self): print('listening', flush=True); run(self)\n"
-    program += f"metrics_server.MetricsServer.run = told; sys.exit(main(['metrics', '{worker.name}', '--listen', '{port}']))"
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout.readline() == "listening\n"
+    command = [sys.executable, "-m", "gpuworker.cli", "metrics", worker.name, "--listen", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        port = int(process.stdout.readline().rpartition(":")[2].removesuffix("/\n"))
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         connection.request("GET", "/metrics")
         assert value(connection.getresponse().read(), "gpuworker_up") == 1
@@ -119,12 +114,12 @@ def test_the_command_serves_until_it_is_told_to_stop(in_process):
 
 
 def test_addresses():
-    assert parse_address("9400") == ("127.0.0.1", 9400)
-    assert parse_address("0.0.0.0:0") == ("0.0.0.0", 0)
-    assert parse_address("[::1]:9400") == ("::1", 9400)
+    assert host_and_port("9400") == ("127.0.0.1", 9400)
+    assert host_and_port("0.0.0.0:0") == ("0.0.0.0", 0)
+    assert host_and_port("[::1]:9400") == ("::1", 9400)
     for wrong in ("", "host:", "host", "1:2:x", "65536", "-1", "\u0661"):
-        with pytest.raises(ValueError, match="give a port"):
-            parse_address(wrong)
+        with pytest.raises(ArgumentTypeError, match="give a port"):
+            host_and_port(wrong)
     with pytest.raises(SystemExit):
         main(["metrics", "--listen", "port"])
 

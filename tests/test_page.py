@@ -15,6 +15,7 @@ import urllib.request
 import pytest
 
 from gpuworker.cli import main
+from gpuworker.cli.target import CommandError
 from gpuworker.frontends import page
 from tests import handlers
 from tests.conftest import kill_all
@@ -96,9 +97,9 @@ def test_the_server_answers_get_and_head_and_nothing_else(in_process, gate, dash
 def test_it_listens_on_ipv6_too(in_process, gate, dashboard):
     try:
         server = dashboard(in_process(gate).name, host="::1")
-    except OSError:
+    except CommandError:
         pytest.skip("no IPv6 loopback")
-    assert server.url == f"http://[::1]:{server.server_address[1]}/"
+    assert server.url == f"http://[::1]:{server.server_port}/"
     assert ask(server, "GET", "/")[0] == 200
 
 
@@ -122,13 +123,13 @@ def test_the_command_prints_where_it_is_and_ends_on_a_signal(in_process, gate):
 def test_what_cannot_be_served_is_a_clear_line(name, in_process, gate, dashboard, capsys):
     assert main(["dashboard", name]) == 1
     assert "no worker named" in capsys.readouterr().err
-    server = dashboard(in_process(gate).name)
-    port = server.server_address[1]
-    assert main(["dashboard", server.names[0], "--port", str(port)]) == 1
-    assert f"127.0.0.1 port {port}: Address already in use" in capsys.readouterr().err
+    worker = in_process(gate)
+    port = dashboard(worker.name).server_port
+    assert main(["dashboard", worker.name, "--port", str(port)]) == 1
+    assert f"127.0.0.1 port {port} cannot be listened on: Address already in use" in capsys.readouterr().err
     for odd in ("70000", "-1", "http"):
         with pytest.raises(SystemExit, match="2"):
-            main(["dashboard", server.names[0], f"--port={odd}"])
+            main(["dashboard", worker.name, f"--port={odd}"])
 
 
 def test_the_http_application_has_the_page_too(in_process, gate, tmp_path):

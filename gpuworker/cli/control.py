@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from gpuworker.cli.numbers import wait
 from gpuworker.cli.stdout import remark
 from gpuworker.cli.target import CommandError, attach, is_local, worker_name
 from gpuworker.cli.text import span
@@ -37,7 +38,7 @@ def add_to(commands: Any) -> None:
     )
     parser.add_argument("name", metavar="NAME", type=worker_name)
     parser.add_argument(
-        "--timeout-s", type=seconds, metavar="SECONDS", help=f"how long to wait (default: the worker's drain_timeout_s and {DRAIN_MARGIN_S:g} more)"
+        "--timeout-s", type=wait, metavar="SECONDS", help=f"how long to wait (default: the worker's drain_timeout_s and {DRAIN_MARGIN_S:g} more)"
     )
     parser.add_argument("--kill", action="store_true", help="end it by force (SIGKILL) when the time is over")
     parser.set_defaults(run=run)
@@ -50,14 +51,6 @@ def add_to(commands: Any) -> None:
     )
     reload.add_argument("name", metavar="NAME", type=worker_name)
     reload.set_defaults(run=run_reload)
-
-
-def seconds(text: str) -> float:
-    """The argument type of a length of time."""
-    value = float(text)
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text}: give a number of seconds >= 0")
-    return value
 
 
 def run(args: argparse.Namespace) -> int:

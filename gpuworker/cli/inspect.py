@@ -11,6 +11,7 @@ from typing import Any
 
 from gpuworker.cli import screen
 from gpuworker.cli.interval import Interval
+from gpuworker.cli.numbers import interval
 from gpuworker.cli.stdout import show
 from gpuworker.cli.target import CommandError, attach, is_local, worker_name
 from gpuworker.cli.text import WIDTH, shorten, span, table
@@ -52,14 +53,6 @@ def add_to(commands: Any) -> None:
         help="show it again every SECONDS (default: 2) until Ctrl-C; rates, waits and batch sizes are then those since the reading before",
     )  # fmt: skip
     stats.set_defaults(run=run_stats)
-
-
-def interval(text: str) -> float:
-    """The argument type of --watch."""
-    value = float(text)
-    if not 0.01 <= value <= 86400:
-        raise argparse.ArgumentTypeError(f"{text}: give a number of seconds from 0.01 to 86400")
-    return value
 
 
 def run_list(args: argparse.Namespace) -> int:

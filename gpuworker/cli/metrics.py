@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import json
+from collections.abc import Sequence
+from http import HTTPStatus
 from typing import Any
 
-from gpuworker.cli.metrics_server import MetricsServer, parse_address
+from gpuworker.cli.address import host_and_port
 from gpuworker.cli.stdout import show
-from gpuworker.cli.target import CommandError, attach, worker_name
-from gpuworker.metrics import render_metrics
-from gpuworker.segment.files import why
+from gpuworker.cli.target import attach, worker_name
+from gpuworker.cli.web_server import Reply, WebServer
+from gpuworker.metrics import METRICS_CONTENT_TYPE, render_metrics, which_are_up
 
 
 def add_to(commands: Any) -> None:
@@ -17,38 +20,40 @@ def add_to(commands: Any) -> None:
     parser = commands.add_parser(
         "metrics",
         help="statistics for Prometheus",
-        description="Workers' statistics in Prometheus' text format: printed, or served at /metrics for as long as this process runs.",
+        description="Workers' statistics in Prometheus' text format: printed, or served at /metrics until SIGTERM or Ctrl-C.",
         allow_abbrev=False,
     )
     parser.add_argument("names", metavar="NAME", nargs="*", type=worker_name, help="only these workers (default: all of this user)")
     parser.add_argument(
         "--listen",
         metavar="[HOST:]PORT",
-        type=address,
+        type=host_and_port,
         help="serve them there, and /healthz (200 while all these workers are up); HOST is 127.0.0.1 by default",
     )
     parser.set_defaults(run=run)
 
 
-def address(text: str) -> tuple[str, int]:
-    """The argument type of --listen."""
-    try:
-        return parse_address(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
 def run(args: argparse.Namespace) -> int:
     """Prints the metrics, or serves them until SIGTERM or Ctrl-C."""
     names = args.names or None
-    if args.listen is None:
-        for name in args.names:
-            attach(name)  # one that is not there is a mistake here
-        show(render_metrics(names).decode())
-        return 0
-    try:
-        server = MetricsServer(args.listen, names)
-    except OSError as error:
-        raise CommandError(f"{args.listen[0]}:{args.listen[1]} cannot be listened on: {why(error)}") from None
-    server.run()
+    if args.listen is not None:
+        return server_of(names, *args.listen).run()
+    for name in args.names:
+        attach(name)  # one that is not there is a mistake here
+    show(render_metrics(names).decode())
     return 0
+
+
+def server_of(names: Sequence[str] | None, host: str, port: int) -> WebServer:
+    """names: of which workers (None: all of this user's). One thread: a scrape takes it less than a millisecond. Raises CommandError."""
+
+    def answer(path: str) -> Reply:
+        if path == "/metrics":
+            return Reply(render_metrics(names), (("Content-Type", METRICS_CONTENT_TYPE),))
+        if path == "/healthz":
+            up = which_are_up(names)
+            status = HTTPStatus.OK if up and all(up.values()) else HTTPStatus.SERVICE_UNAVAILABLE
+            return Reply(json.dumps({"up": up}).encode(), (("Content-Type", "application/json"),), status)
+        return Reply(b"there are /metrics and /healthz\n", status=HTTPStatus.NOT_FOUND)
+
+    return WebServer(host, port, answer)

@@ -50,6 +50,11 @@ def wait(text: str) -> float:
     return number(text, "a number from 0 to 1e9", 0, 1e9)
 
 
+def interval(text: str) -> float:
+    """An argument type: seconds between two looks."""
+    return number(text, "a number of seconds from 0.01 to 86400", 0.01, 86400)
+
+
 def share(text: str) -> float:
     """An argument type."""
     return number(text, "a number from 0 to 1", 0, 1)

@@ -23,13 +23,6 @@ def worker_name(text: str) -> str:
     return text
 
 
-def listen_host(text: str) -> str:
-    """The argument type of an address to listen on. An empty one would be every address of the machine, where a variable is not set."""
-    if not text:
-        raise argparse.ArgumentTypeError("give an address, such as 127.0.0.1; 0.0.0.0 is every one of this machine")
-    return text
-
-
 def attach(name: str, read_only: bool = True) -> Segment:
     """The worker's segment, mapped read-only unless told otherwise. Raises WorkerNotFound, with the nearest name there is, or SegmentError."""
     try:

@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from gpuworker.cli import board
-from gpuworker.cli.inspect import interval
+from gpuworker.cli.numbers import interval
 from gpuworker.cli.rates import Rates
 from gpuworker.cli.stdout import show
 from gpuworker.cli.target import CommandError, attach, worker_name
