@@ -11,7 +11,7 @@ import time
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 
 import gpuworker
-from gpuworker.cli.metrics_server import MetricsServer
+from gpuworker.cli.metrics import server_of
 
 BACK_TO_BACK, AT_10_HZ = 500, 100
 
@@ -29,7 +29,7 @@ def owner_of(worker):
 def main():
     with gpuworker.Worker(identity, capacity=256) as worker, worker.connect() as client:
         client.submit(0)
-        server = MetricsServer(("127.0.0.1", 0), [worker.name])
+        server = server_of([worker.name], "127.0.0.1", 0)
         cpu = []
 
         def serve():

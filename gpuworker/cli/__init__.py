@@ -42,10 +42,15 @@ class CommandParser(argparse.ArgumentParser):
 
 def build_parser() -> argparse.ArgumentParser:
     """Each command's parser sets `run`, a function from the parsed arguments to the exit code."""
-    parser = argparse.ArgumentParser("gpuworker", description="One GPU owner process, called from many Python processes.", allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        "gpuworker",
+        description="One GPU owner process, called from many Python processes.",
+        epilog="Exit codes: 0 done, 1 refused or failed (a line on stderr says why), 2 wrong usage.",
+        allow_abbrev=False,
+    )
     parser.add_argument("--version", action="version", version=f"gpuworker {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=CommandParser)
-    for module in (serve, run, config, inspect, health, top, dashboard, metrics, http, control, pausing, doctor, simulate, tune):
+    for module in (serve, run, http, config, inspect, top, dashboard, metrics, health, control, pausing, doctor, simulate, tune):
         module.add_to(commands)
     return parser
 

@@ -20,7 +20,8 @@ from gpuworker.worker import WorkerOptions
 
 def add_to(commands: Any) -> None:
     """Adds the commands to the parser."""
-    parser = commands.add_parser("config", help="check a configuration file, or show what a worker gets", allow_abbrev=False)
+    about = "check a configuration file, or show what a worker gets"
+    parser = commands.add_parser("config", help=about, description=f"{about.capitalize()}: docs/configuration.md", allow_abbrev=False)
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True, parser_class=type(parser))
     check = actions.add_parser(
         "check",

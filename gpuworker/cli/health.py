@@ -20,7 +20,7 @@ def add_to(commands: Any) -> None:
     """Adds the command to the parser."""
     parser = commands.add_parser(
         "health",
-        help="exit code 0 when a worker serves",
+        help="whether a worker serves, as an exit code",
         description="Says in one line how a worker is. Exit code 0 when it serves (its owner has written its heartbeat within "
         f"{SILENT_S:g} seconds), 1 otherwise. With --live also 0 while it loads, is being restarted, drains, or is paused: what a "
         "supervisor or a person looks after.",
