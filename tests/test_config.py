@@ -12,8 +12,7 @@ from gpuworker.cli import main
 from gpuworker.config import file, layers
 from gpuworker.config.keys import KEYS, Setting
 from gpuworker.config.settings import settings
-from gpuworker.execution.encoder_files import EncoderRecipe
-from gpuworker.generation.files import DecoderRecipe
+from gpuworker.execution.model_directory import DECODER, ENCODER, Recipe
 
 DOCS = pathlib.Path(__file__).parent.parent / "docs" / "configuration.md"
 GOOD = """
@@ -236,11 +235,11 @@ def test_a_sidecar_takes_a_config(written):
 
 def test_a_model_that_is_configured_as_before_is_the_same_to_a_sidecar():
     """gunicorn executes its configuration again at HUP; what has changed in it is then logged."""
-    for recipe in (EncoderRecipe, DecoderRecipe):
-        assert recipe("d", {"dtype": None}) == recipe("d", {"dtype": None})
-        assert len({recipe("d", {}), recipe("d", {}), recipe("e", {})}) == 2
-        assert recipe("d", {"dtype": None}) != recipe("d", {"dtype": "float16"})
-    assert EncoderRecipe("d", {}) != DecoderRecipe("d", {})
+    recipe = Recipe(DECODER, "d", {"dtype": None})
+    assert recipe == Recipe(DECODER, "d", {"dtype": None})
+    assert len({recipe, Recipe(DECODER, "d", {"dtype": None}), Recipe(DECODER, "e", {})}) == 2
+    assert recipe != Recipe(DECODER, "d", {"dtype": "float16"})
+    assert recipe != Recipe(ENCODER, "d", {"dtype": None})
 
 
 def test_show_names_the_origin_of_every_option(written, capsys, monkeypatch):

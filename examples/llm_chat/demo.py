@@ -20,7 +20,7 @@ import gpuworker
 from examples.semantic_search.fleet import FleetError
 from examples.semantic_search.show import say
 from examples.semantic_search.usage import cores
-from gpuworker.generation.files import DecoderRecipe
+from gpuworker.execution.model_directory import DECODER, Recipe
 
 from .fleet import Served, serve
 from .model import NAME, PACKAGE, fast_dtype, model_directory
@@ -101,7 +101,7 @@ class worker:  # noqa: N801 (used as a function)
 
     def __init__(self, directory: str, dtype: str) -> None:
         self._worker = gpuworker.Worker(
-            DecoderRecipe(directory, {"dtype": dtype, "device": "cpu"}), name=f"llm-chat-{os.getpid()}-{dtype}", max_batch_size=SLOTS, capacity=512
+            Recipe(DECODER, directory, {"dtype": dtype, "device": "cpu"}), name=f"llm-chat-{os.getpid()}-{dtype}", max_batch_size=SLOTS, capacity=512
         )
 
     def __enter__(self) -> str:

@@ -20,6 +20,7 @@ from gpuworker.config import WorkerConfig, keys, layers, served
 from gpuworker.config.keys import Setting
 from gpuworker.config.settings import settings
 from gpuworker.errors import ConfigError
+from gpuworker.execution.model_directory import DTYPES
 from gpuworker.worker import WorkerOptions, logs
 from gpuworker.worker.job import Job
 from gpuworker.worker.notify import Notifier
@@ -84,7 +85,7 @@ def add_models(parser: Any) -> None:
     )
     parser.add_argument(
         "--dtype",
-        choices=served.DTYPES,
+        choices=DTYPES,
         help="of its weights and computation (default: float32; with --hf: as saved)",
     )
     parser.add_argument(

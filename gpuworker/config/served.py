@@ -9,12 +9,12 @@ from typing import Any
 
 from gpuworker.config.keys import MODEL, SERVED, Setting
 from gpuworker.errors import ConfigError
-from gpuworker.execution.encoder_files import EncoderFiles, EncoderRecipe, buckets
+from gpuworker.execution.encoder_files import EncoderFiles, buckets
+from gpuworker.execution.model_directory import DECODER, DTYPES, ENCODER, Recipe
 from gpuworker.generation import gguf
-from gpuworker.generation.files import DecoderRecipe, check_directory
+from gpuworker.generation.files import check_directory
 from gpuworker.worker import WorkerOptions
 
-DTYPES = ("float32", "bfloat16", "float16")
 GENERATION = ("kv_cache_bytes", "max_model_tokens", "prefix_caching")
 """Options of GenerationHandler."""
 FLAGS = {"handler": "a handler, MODULE:ATTR,", "hf_encoder": "--hf-encoder DIR", "hf": "--hf DIR", "gguf": "--gguf FILE"}
@@ -61,20 +61,20 @@ def handler_of(settings: Mapping[str, Setting], options: dict[str, Any]) -> Any:
         return _encoder(about, options, more.get("dtype"))
     if key == "hf":
         _need("--hf", "hf")
-        return DecoderRecipe(check_directory(about), more)
+        return Recipe(DECODER, check_directory(about), more)
     if key == "gguf":
         _need("--gguf", "llm")
-        return DecoderRecipe(check_directory(gguf.converted(about)), more)
+        return Recipe(DECODER, check_directory(gguf.converted(about)), more)
     return about
 
 
-def _encoder(directory: str, options: dict[str, Any], dtype: str | None) -> EncoderRecipe:
+def _encoder(directory: str, options: dict[str, Any], dtype: str | None) -> Recipe:
     _need("--hf-encoder", "hf")
     limits = (EncoderFiles.read(directory).max_length, WorkerOptions.of(options).longest)
     longest = min(limit for limit in limits if limit)
     if not {"length_buckets", "max_length"} & options.keys():
         options["length_buckets"] = buckets(longest)
-    return EncoderRecipe(directory, {"dtype": dtype, "max_length": longest})
+    return Recipe(ENCODER, directory, {"dtype": dtype, "max_length": longest})
 
 
 def _need(what: str, extra: str) -> None:

@@ -11,10 +11,10 @@ import torch
 from gpuworker.client.tokenizer import entry_of
 from gpuworker.execution.encoder_files import EncoderFiles
 from gpuworker.execution.handler import TensorHandler
+from gpuworker.execution.model_directory import DTYPES
 from gpuworker.execution.pretrained import load_whole
 from gpuworker.tensors import TensorSpec
 
-FLOATS = ("float32", "bfloat16", "float16")
 PROBE_TOKENS = 6
 
 
@@ -53,8 +53,8 @@ class HFEncoder(TensorHandler):
         if self.directory is None:
             raise TypeError("HFEncoder needs the directory of a model: HFEncoder('/models/all-MiniLM-L6-v2')")
         self.directory = os.path.abspath(self.directory)  # a later owner may have another working directory
-        if self.dtype not in (None, *FLOATS):
-            raise ValueError(f"dtype={self.dtype!r}: choose one of {', '.join(map(repr, FLOATS))}")
+        if self.dtype not in (None, *DTYPES):
+            raise ValueError(f"dtype={self.dtype!r}: choose one of {', '.join(map(repr, DTYPES))}")
         if self.pooling not in (None, "mean", "cls"):
             raise ValueError(f"pooling={self.pooling!r}: choose 'mean' or 'cls'")
         if self.max_length is not None and (isinstance(self.max_length, bool) or not isinstance(self.max_length, int) or self.max_length < 1):

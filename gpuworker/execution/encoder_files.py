@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpuworker.execution.model_directory import check_files, check_unquantised, read_json
-
-if TYPE_CHECKING:
-    from gpuworker.execution.encoder import HFEncoder
 
 MOST_TOKENS = 1 << 20
 """A model_max_length above it means "not known" in a tokenizer_config.json."""
@@ -70,29 +66,6 @@ class EncoderFiles:
         limits = (positions, tokenizer.get("model_max_length"), sentence.get("max_seq_length"))
         max_length = min((limit for limit in limits if isinstance(limit, int) and 0 < limit <= MOST_TOKENS), default=512)
         return cls(str(root), max_length, pooling, normalize, pad_id, sentence.get("do_lower_case") is True)
-
-
-class EncoderRecipe:
-    """Becomes an HFEncoder where it is unpickled, that is in the owner: whoever starts one with this has no need of torch."""
-
-    def __init__(self, directory: str | os.PathLike[str], options: dict[str, Any]) -> None:
-        """options: those of HFEncoder."""
-        self._made_of = os.path.abspath(directory), options
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, EncoderRecipe) and self._made_of == other._made_of
-
-    def __hash__(self) -> int:
-        return hash(self._made_of[0])
-
-    def __reduce__(self) -> tuple[Callable[[str, dict[str, Any]], HFEncoder], tuple[str, dict[str, Any]]]:
-        return _make, self._made_of
-
-
-def _make(directory: str, options: dict[str, Any]) -> HFEncoder:
-    from gpuworker.execution.encoder import HFEncoder
-
-    return HFEncoder(directory, **options)
 
 
 def buckets(longest: int) -> tuple[int, ...]:

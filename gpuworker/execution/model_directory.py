@@ -2,9 +2,39 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+DTYPES = ("float32", "bfloat16", "float16")
+"""Of weights and computation, by choice."""
+ENCODER, DECODER = "gpuworker.execution.encoder:HFEncoder", "gpuworker.generation.handler:GenerationHandler"
+"""Handlers that are made of a directory, as "module:class"."""
+
+
+class Recipe:
+    """Becomes a handler where it is unpickled, that is in the owner: whoever starts one with this has no need of torch."""
+
+    def __init__(self, handler: str, directory: str | os.PathLike[str], options: dict[str, Any]) -> None:
+        """handler: ENCODER or DECODER, which is made of the directory and these options."""
+        self._made_of = handler, os.path.abspath(directory), options
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Recipe) and self._made_of == other._made_of
+
+    def __hash__(self) -> int:
+        return hash(self._made_of[:2])
+
+    def __reduce__(self) -> tuple[Callable[[str, str, dict[str, Any]], Any], tuple[str, str, dict[str, Any]]]:
+        return _make, self._made_of
+
+
+def _make(handler: str, directory: str, options: dict[str, Any]) -> Any:
+    module, _, name = handler.partition(":")
+    return getattr(importlib.import_module(module), name)(directory, **options)
 
 
 def check_files(root: Path) -> None:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import numbers
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuworker.execution.model_directory import check_files, check_unquantised, read_json
+from gpuworker.execution.model_directory import DTYPES, check_files, check_unquantised, read_json
 from gpuworker.sampling import shown
 
 if TYPE_CHECKING:
     from gpuworker.generation.handler import GenerationHandler
 
-DTYPES = ("float32", "bfloat16", "float16")
 GENERATING = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 """What the names of classes end in that generate text. ("ForConditionalGeneration" is a decoder with eyes or ears too, unless is_encoder_decoder.)"""
 
@@ -57,26 +55,3 @@ def check_given(handler: GenerationHandler) -> None:
     for name in ("prefix_caching", "cuda_graphs"):
         if not isinstance(getattr(handler, name), bool):
             raise ValueError(f"{name}={shown(getattr(handler, name))}: give True or False")
-
-
-class DecoderRecipe:
-    """Becomes a GenerationHandler where it is unpickled, that is in the owner: whoever starts one with this has no need of torch."""
-
-    def __init__(self, directory: str | os.PathLike[str], options: dict[str, Any]) -> None:
-        """options: those of GenerationHandler."""
-        self._made_of = os.path.abspath(directory), options
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, DecoderRecipe) and self._made_of == other._made_of
-
-    def __hash__(self) -> int:
-        return hash(self._made_of[0])
-
-    def __reduce__(self) -> tuple[Callable[[str, dict[str, Any]], GenerationHandler], tuple[str, dict[str, Any]]]:
-        return _make, self._made_of
-
-
-def _make(directory: str, options: dict[str, Any]) -> GenerationHandler:
-    from gpuworker.generation.handler import GenerationHandler
-
-    return GenerationHandler(directory, **options)
