@@ -171,6 +171,7 @@ void gw_set_state(gw_port *port, uint32_t state);
 
 void gw_read_header(const gw_port *port, gw_overview *out);
 int gw_read_info(const gw_port *port, char *out, uint32_t bytes);
+int gw_says(const gw_port *port, const char *known, uint32_t bytes);
 int gw_read_note(const gw_port *port, char *out, uint32_t bytes);
 uint32_t gw_next_participant(const gw_port *port, uint32_t participant);
 int gw_read_participant(const gw_port *port, uint32_t participant, gw_participant_view *out);

@@ -160,6 +160,7 @@ typedef struct {
 typedef struct { gw_identity identity; uint64_t word; uint32_t joined, held; } gw_participant_view;
 void gw_read_header(const gw_port *port, gw_overview *out);
 int gw_read_info(const gw_port *port, char *out, uint32_t bytes);
+int gw_says(const gw_port *port, const char *known, uint32_t bytes); /* whether a worker that takes requests still says this of itself */
 uint32_t gw_next_participant(const gw_port *port, uint32_t participant);
 int gw_read_participant(const gw_port *port, uint32_t participant, gw_participant_view *out);
 int gw_read_stats(const gw_port *port, uint64_t *owner, int owner_words, uint64_t *clients, int client_words);

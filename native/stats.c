@@ -55,6 +55,12 @@ int gw_read_info(const gw_port *port, char *out, uint32_t bytes) {
     return (int)n;
 }
 
+int gw_says(const gw_port *port, const char *known, uint32_t bytes) {
+    uint32_t state = GW_LOAD(&port->header->state);
+    return state != GW_STARTING && state < GW_STOPPED && bytes <= GW_INFO_BYTES &&
+           *(const volatile uint32_t *)&port->header->info_bytes == bytes && !memcmp(known, port->header->info, bytes);
+}
+
 int gw_read_note(const gw_port *port, char *out, uint32_t bytes) {
     uint32_t n = GW_LOAD(&port->header->note_bytes); /* pairs with gw_set_note */
     if (n > GW_NOTE_BYTES || n > bytes) return -EMSGSIZE;

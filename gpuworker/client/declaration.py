@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
+from gpuworker._native import lib
 from gpuworker.client.contract import Contract, GenerationContract
 from gpuworker.errors import InvalidRequest, WorkerNotFound
 from gpuworker.segment import Segment, State
@@ -66,7 +67,7 @@ class Declaration:
 
 
 class Declared:
-    """What a worker declares, kept up to date: `declared.now()` costs a few microseconds. Opens nothing before that; fork-safe.
+    """What a worker declares, kept up to date: `declared.now()` costs less than a microsecond where nothing has changed. Opens nothing before that; fork-safe.
 
     name: the worker's.
     """
@@ -79,6 +80,9 @@ class Declared:
     def now(self) -> Declaration:
         """As the worker says it at this moment. Raises WorkerNotFound where there is none that is ready, SegmentError."""
         segment = self._segment
+        known, declaration = self._known
+        if segment is not None and lib.gw_says(segment.port, known, len(known)):
+            return declaration
         state = State.STOPPED if segment is None else segment.overview().state
         if segment is None or state >= State.STOPPED:
             segment = self._segment = Segment.attach(self.name, read_only=True)
@@ -86,7 +90,6 @@ class Declared:
         if state == State.STARTING:  # it has not said anything yet
             raise WorkerNotFound(f"worker {self.name!r} is {state_name(state)}")
         info = segment.info()
-        known, declaration = self._known
         if info != known:
             declaration = Declaration(Contract.parse(info))
             self._known = info, declaration
