@@ -10,6 +10,7 @@ import gpuworker
 from gpuworker import AsyncClient, DeadlineExceeded, Declaration, Declared
 
 CONNECT_TIMEOUT_S = 1.0  # a caller should not wait for long for an owner that is not there
+WAKE = "park"  # a loop that serves other connections does not spin, and what they all send goes out with one ring, so batches are larger
 
 
 class Model:
@@ -18,7 +19,7 @@ class Model:
     def __init__(self, name: str, worker: str | AsyncClient) -> None:
         self.name = name
         self.is_own = isinstance(worker, str)
-        self.client = gpuworker.connect_async(worker, connect_timeout_s=CONNECT_TIMEOUT_S) if isinstance(worker, str) else worker
+        self.client = gpuworker.connect_async(worker, connect_timeout_s=CONNECT_TIMEOUT_S, wake=WAKE) if isinstance(worker, str) else worker
         self.worker: str = self.client.name
         self._declared = Declared(self.worker)
 

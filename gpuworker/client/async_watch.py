@@ -60,10 +60,11 @@ class Watch:
         return self._add(ticket, _TO_THE_END, deadline_ns, is_stream=False)
 
     def answer_soon(self, ticket: int, deadline_ns: int) -> Awaited:
-        """The same for one that was sent quietly (native/ring.c). While others are on their way, the doorbell is rung when the loop comes round: what all of its
-        tasks send until then arrives together, with one system call. If nothing else is on its way it is rung now, and the answer may be there at once, after a
-        spin of some us where such spins pay (native/wake.c); but not always: a task that sends one request after another has to let others run."""
-        if self._awaited or self._at_once >= MOST_AT_ONCE:
+        """The same for one that was sent quietly (native/ring.c). While others are on their way, and always where waits do not spin, the doorbell is rung when the
+        loop comes round: what all of its tasks send until then arrives together, with one system call. If nothing else is on its way it is rung now, and the answer
+        may be there at once, after a spin of some us where such spins pay (native/wake.c); but not always: a task that sends one request after another has to let
+        others run."""
+        if self._awaited or self._at_once >= MOST_AT_ONCE or self.link.parks:
             if not self._is_quiet:
                 self._is_quiet = True
                 self._loop.call_soon(self._ring)

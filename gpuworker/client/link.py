@@ -53,6 +53,7 @@ class Link:
         self.allow_pickle = allow_pickle and bool(overview.allow_pickle)  # both: any frontend can write what the segment says
         self.max_payload_bytes: int = overview.max_payload_bytes
         self.window = max(1, min(4 * overview.max_batch_size, overview.quota_shared))  # how far Client.map runs ahead
+        self.parks = (overview.wake if wake is None else WAKE[wake]) == WAKE["park"]  # nothing here spins
         self.on_full = "block" if overview.on_full == lib.GW_BLOCK else "reject"
         self.submit = lib.gw_submit  # or what a client puts in its place
         self.lost = False  # the owner was found dead: the client looks again by name before it sends more
