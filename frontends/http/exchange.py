@@ -9,6 +9,7 @@ from http import HTTPStatus
 from typing import Any
 
 from ..replies import HttpError, Reply
+from . import patience
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -16,8 +17,6 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-WATCH_AFTER_S = 0.005
-"""So long a request is out before anybody looks whether its client is still there: most are answered by then, and save the task that looks."""
 LONG_TEXT = 1 << 14
 """More letters are made into tokens in a thread: the tokenizer lets others run meanwhile."""
 JSON = ((b"content-type", b"application/json"),)
@@ -34,7 +33,7 @@ class Exchange:
     reasons.
     """
 
-    __slots__ = ("_body_limit", "_receive", "_send", "_task", "_timer", "_watcher", "has_left", "has_started", "headers", "is_head", "scope")
+    __slots__ = ("_body_limit", "_patience", "_receive", "_send", "_task", "_watcher", "has_left", "has_started", "headers", "is_head", "scope")
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, body_limit: int) -> None:
         self.scope, self._receive, self._send, self._body_limit = scope, receive, send, body_limit
@@ -42,7 +41,7 @@ class Exchange:
         self.is_head: bool = scope["method"] == "HEAD"
         self.has_left = self.has_started = False
         self._task: asyncio.Task[Any] | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._patience: patience.Patience | None = None
         self._watcher: asyncio.Task[None] | None = None
 
     async def body(self) -> bytes:
@@ -94,8 +93,8 @@ class Exchange:
 
     def watch(self) -> None:
         """Looks from now on whether the client is still there. Its body must have been read."""
-        if self._timer is not None:
-            self._timer.cancel()
+        if self._patience is not None:
+            self._patience.leave(self)
         if self._watcher is None:
             self._watcher = asyncio.get_running_loop().create_task(self._watch())
 
@@ -113,14 +112,16 @@ class Exchange:
             self._task.cancel()
 
     def __enter__(self) -> Exchange:
-        self._task = asyncio.current_task()
-        self._timer = asyncio.get_running_loop().call_later(WATCH_AFTER_S, self.watch)
+        loop = asyncio.get_running_loop()  # once: Python 3.11 makes a system call for it
+        self._task = asyncio.current_task(loop)
+        self._patience = patience.of(loop)
+        self._patience.enter(self)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._task = None
-        if self._timer is not None:
-            self._timer.cancel()
+        if self._patience is not None:
+            self._patience.leave(self)
         if self._watcher is not None:
             self._watcher.cancel()
 
