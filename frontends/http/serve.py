@@ -10,6 +10,7 @@ import uvicorn
 
 from ..asgi import make_app
 from .exchange import App
+from .protocol import Protocol
 
 OPTIONS = "GPUWORKER_HTTP_OPTIONS"
 GRACE_S = 30
@@ -22,7 +23,7 @@ def run(options: dict[str, Any], *, host: str, port: int, workers: int, access_l
     os.environ[OPTIONS] = json.dumps(options)
     uvicorn.run(
         "gpuworker.frontends.http.serve:app", factory=True, host=host, port=port, workers=workers, access_log=access_log, log_level="info", lifespan="on",
-        server_header=False, proxy_headers=False, timeout_graceful_shutdown=GRACE_S,
+        server_header=False, proxy_headers=False, http=Protocol, timeout_graceful_shutdown=GRACE_S,
     )  # fmt: skip
     return 0
 
