@@ -29,7 +29,7 @@ def requests_of(declaration: Declaration, inputs: Mapping[str, Any]) -> list[Any
     if not inputs:
         raise InvalidRequest("there are no inputs")
     count = len(next(iter(inputs.values())))
-    if any(len(one) != count for one in inputs.values()):
+    if len(inputs) > 1 and any(len(one) != count for one in inputs.values()):
         raise InvalidRequest(f"the inputs differ in their first extent: {', '.join(f'{name!r:.100} has {len(one)}' for name, one in inputs.items())}")
     if not 1 <= count <= MOST_ROWS:
         raise InvalidRequest(f"a batch of {count:,}: send from 1 to {MOST_ROWS:,} at a time")
@@ -68,10 +68,13 @@ def _together(name: str, rows: list[Any]) -> Any:
         if not all(isinstance(one, (str, bytes)) for one in rows):
             raise ValueError(f"output {name!r}: answers of different kinds")
         return rows
-    arrays = [_array(one) for one in rows]
-    if any(one.shape != arrays[0].shape for one in arrays):
-        raise InvalidRequest(f"output {name!r}: the answers differ in shape, so they are no tensor together; send these requests one by one")
-    array = arrays[0][None] if len(arrays) == 1 else np.stack(arrays)
+    if len(rows) == 1:
+        array = _array(rows[0])[None]
+    else:
+        arrays = [_array(one) for one in rows]
+        if any(one.shape != arrays[0].shape for one in arrays):
+            raise InvalidRequest(f"output {name!r}: the answers differ in shape, so they are no tensor together; send these requests one by one")
+        array = np.stack(arrays)
     if array.dtype.kind not in "biufSU":
         raise ValueError(f"output {name!r}: an answer of {type(rows[0]).__name__} is no tensor")
     return array

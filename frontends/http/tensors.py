@@ -95,7 +95,7 @@ def from_bytes(name: str, datatype: str, shape: Sequence[int], data: memoryview)
         if raw.size and raw.max() > 1:
             raise InvalidRequest(f"input {name!r:.100}: elements of BOOL are 0 or 1")
         return raw.view(np.bool_).reshape(shape)
-    return np.frombuffer(data, dtype).reshape(shape)
+    return np.ndarray(shape, dtype, data)
 
 
 def to_json(column: Any) -> tuple[str, list[int], list[Any]]:

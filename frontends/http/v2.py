@@ -22,8 +22,8 @@ from .models import Model, Models
 
 LENGTH_HEADER = b"inference-header-content-length"
 BINARY = (b"content-type", b"application/octet-stream")
-_SERVER_PARAMETERS = ("sequence_id", "sequence_start", "sequence_end", "priority")
-_TENSOR_PARAMETERS = ("shared_memory_region", "shared_memory_offset", "shared_memory_byte_size", "classification")
+_SERVER_PARAMETERS = frozenset({"sequence_id", "sequence_start", "sequence_end", "priority"})
+_TENSOR_PARAMETERS = frozenset({"shared_memory_region", "shared_memory_offset", "shared_memory_byte_size", "classification"})
 
 
 class _Input(msgspec.Struct):
@@ -125,8 +125,8 @@ class Inference:
             raise HttpError(HTTPStatus.BAD_REQUEST, "BadRequest", f"the body is no inference request: {error}") from None
 
     def _timeout(self, exchange: Exchange, asked: _Request) -> float:
-        for name in _SERVER_PARAMETERS:
-            if asked.parameters.get(name):
+        for name in _SERVER_PARAMETERS.intersection(asked.parameters):
+            if asked.parameters[name]:
                 raise InvalidRequest(f"the parameter {name!r} is not supported")
         timeout_s = exchange.timeout_s(self._timeout_s)
         timeout_us = asked.parameters.get("timeout")
@@ -174,9 +174,8 @@ def _check_outputs(asked: _Request, declaration: Declaration) -> None:
 
 
 def _refuse(name: str, parameters: dict[str, Any]) -> None:
-    for parameter in _TENSOR_PARAMETERS:
-        if parameter in parameters:
-            raise InvalidRequest(f"{name!r:.100}: the parameter {parameter!r} is not supported")
+    for parameter in _TENSOR_PARAMETERS.intersection(parameters):
+        raise InvalidRequest(f"{name!r:.100}: the parameter {parameter!r} is not supported")
 
 
 def _response(model: str, asked: _Request, answers: list[Any]) -> tuple[bytes, int]:
