@@ -14,7 +14,7 @@ NAN, INF = float("nan"), float("inf")
 IDS = "give token ids in a list, as in [2, 50256]"
 STR = "give a str of at least one character, or several in a list"
 REFUSED = [
-    ("max_tokens", [-1, 1 << 33, None, "5", 5.0, False], "give an integer from 0 to 1,073,741,824"),
+    ("max_tokens", [-1, 1 << 33, "5", 5.0, False], "give an integer from 0 to 1,073,741,824"),
     ("max_tokens", [600], "a prompt of 3 tokens and max_tokens=600 are 603, and this worker takes 512 together"),
     ("stop", [b"x", 3, True, {"a": 1}], STR),
     ("stop", [""], STR),
@@ -43,17 +43,17 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "values", "wanted"), REFUSED, ids=[f"{name}: {wanted}"[:50] for name, _, wanted in REFUSED])
-def test_options_that_are_none(owner, client, name, values, wanted):
+@pytest.mark.parametrize(("argument", "values", "wanted"), REFUSED, ids=[f"{argument}: {wanted}"[:50] for argument, _, wanted in REFUSED])
+def test_options_that_are_none(owner, client, argument, values, wanted):
     for value in values:
         with pytest.raises(ValueError, match=re.escape(wanted)) as caught:
-            client.generate("abc", **{name: value})
-        assert isinstance(caught.value, gpuworker.InvalidRequest) or name == "timeout"
-        assert name in str(caught.value)
+            client.generate("abc", **{argument: value})
+        assert isinstance(caught.value, gpuworker.InvalidRequest) or argument == "timeout"
+        assert argument in str(caught.value)
         assert len(str(caught.value)) < 400
-        if name != "n":
+        if argument != "n":
             with pytest.raises(ValueError, match=re.escape(wanted)):
-                client.stream("abc", **{name: value})
+                client.stream("abc", **{argument: value})
     assert owner.in_use == 0
     assert owner.admit() == []
 
