@@ -161,7 +161,17 @@ static void header_read_back(void) {
     EQUAL(gw_set_info(r.owner, text, GW_INFO_BYTES), 0);
     EQUAL(gw_read_info(front, back, GW_INFO_BYTES - 1), -EMSGSIZE);
     EQUAL(gw_read_info(front, back, GW_INFO_BYTES), GW_INFO_BYTES);
+    CHECK(gw_says(front, text, GW_INFO_BYTES) && !gw_says(front, text, 2));
+    text[GW_INFO_BYTES - 1] = 'x';
+    CHECK(!gw_says(front, text, GW_INFO_BYTES));
+    text[GW_INFO_BYTES - 1] = 0;
+    for (uint32_t state = GW_STARTING; state <= GW_FAILED; state++) {
+        r.owner->header->state = state;
+        EQUAL(gw_says(front, text, GW_INFO_BYTES), state >= GW_SERVING && state <= GW_DRAINING);
+    }
+    r.owner->header->state = GW_SERVING;
     r.owner->header->info_bytes = UINT32_MAX;
+    CHECK(!gw_says(front, text, UINT32_MAX));
     EQUAL(gw_read_info(front, back, UINT32_MAX), -EMSGSIZE);
     uint64_t owner[sizeof(gw_stats) / 8], clients[sizeof(gw_client_stats) / 8];
     EQUAL(gw_read_stats(front, owner, 1, clients, sizeof clients / 8), -EINVAL);

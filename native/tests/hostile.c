@@ -84,6 +84,7 @@ static void read_everything(void) {
     uint64_t owner[sizeof(gw_stats) / 8], clients[sizeof(gw_client_stats) / 8];
     gw_read_header(victim, &overview);
     gw_read_info(victim, text, sizeof text);
+    gw_says(victim, text, sizeof text);
     gw_read_note(victim, text, sizeof text);
     gw_read_stats(victim, owner, sizeof owner / 8, clients, sizeof clients / 8);
     gw_retry_after_ns(victim);
