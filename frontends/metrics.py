@@ -24,14 +24,15 @@ CONTENT_TYPE = METRICS_CONTENT_TYPE
 render = render_metrics
 
 
-def make_metrics_app(names: Sequence[str] | None = None) -> WSGIApplication:
-    """A WSGI application that answers any GET with the metrics of these workers (default: of all of this user's), as they are then."""
+def make_metrics_app(names: Sequence[str] | None = None, group: str | None = None) -> WSGIApplication:
+    """A WSGI application that answers any GET with the metrics of these workers (default: of all of this user's), as they are then. group: as for
+    gpuworker.connect, for workers of other users."""
 
     def metrics_app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
             start_response("405 Method Not Allowed", [("Allow", "GET, HEAD"), ("Content-Type", "text/plain"), ("Content-Length", "0")])
             return [b""]
-        body = render(names)
+        body = render(names, group)
         start_response("200 OK", [("Content-Type", CONTENT_TYPE), ("Content-Length", str(len(body)))])
         return [b"" if environ["REQUEST_METHOD"] == "HEAD" else body]
 

@@ -66,14 +66,15 @@ DATA_HEADERS: tuple[tuple[str, str], ...] = (("Content-Type", "application/json"
 """To be sent with `snapshot()`."""
 
 
-def snapshot(names: Sequence[str]) -> dict[str, Any]:
-    """The workers of these names as plain data for JSON; one that is not there is "absent", one that cannot be read "unusable". Never raises."""
-    return {"time_ms": round(time.monotonic() * 1e3, 1), "workers": [_worker(name) for name in names]}
+def snapshot(names: Sequence[str], group: str | None = None) -> dict[str, Any]:
+    """The workers of these names as plain data for JSON; one that is not there is "absent", one that cannot be read "unusable". Never raises.
+    group: as for gpuworker.connect, for workers of other users."""
+    return {"time_ms": round(time.monotonic() * 1e3, 1), "workers": [_worker(name, group) for name in names]}
 
 
-def _worker(name: str) -> dict[str, Any]:
+def _worker(name: str, group: str | None) -> dict[str, Any]:
     try:
-        stats = Stats.of(name)
+        stats = Stats.of(name, group)
     except WorkerNotFound:
         return {"name": name, "state": "absent"}
     except (GpuWorkerError, OSError, ValueError):

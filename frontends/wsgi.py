@@ -70,7 +70,7 @@ def make_app(
         return replies.success(state, HTTPStatus.OK if state["status"] == "ok" else HTTPStatus.SERVICE_UNAVAILABLE)
 
     def scrape(environ: WSGIEnvironment) -> Reply:
-        return Reply(HTTPStatus.OK, metrics.render([client.name]), content_type=metrics.CONTENT_TYPE)
+        return Reply(HTTPStatus.OK, metrics.render([client.name], client.group), content_type=metrics.CONTENT_TYPE)
 
     routes: dict[str, tuple[tuple[str, ...], Callable[[WSGIEnvironment], Reply]]] = {
         "": (("POST",), submit),

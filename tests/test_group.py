@@ -174,6 +174,21 @@ def test_options(options, message):
         gpuworker.WorkerOptions.of(options)
 
 
+def test_a_member_may_watch_it(worker):
+    from gpuworker.frontends import health, page
+
+    def watch():
+        metrics = gpuworker.render_metrics([worker], GROUP).decode()
+        assert f'gpuworker_up{{worker="{worker}"}} 1' in metrics, metrics
+        assert page.snapshot([worker], GROUP)["workers"][0]["state"] == "serving"
+        assert health.check(worker, 5, 30, GROUP)["status"] == "ok"
+        without = gpuworker.render_metrics([worker]).decode()
+        assert f'gpuworker_up{{worker="{worker}"}} 0' in without, "who does not name the group does not trust it"
+        return True
+
+    assert succeeded([as_user(MEMBER, [GID], watch)])
+
+
 def test_an_event_loop_of_a_member_is_woken_by_the_other_users_owner(worker, monkeypatch):
     from gpuworker.client.async_watch import Watch
 

@@ -64,7 +64,7 @@ def test_a_snapshot_has_the_statistics_and_nothing_secret(in_process, gate, monk
     noted = dataclasses.replace(
         stats, note="the owner was killed. Its last words:\npassword", options={"max_batch_size": float("nan"), "cost_file": "/secret"}
     )
-    monkeypatch.setattr(page.Stats, "of", lambda name: noted)
+    monkeypatch.setattr(page.Stats, "of", lambda name, group: noted)
     shown = json.dumps(page.snapshot(["x"]), allow_nan=False)
     assert "the owner was killed" in shown
     assert not [word for word in ("password", "secret", "payload-in-person") if word in shown]

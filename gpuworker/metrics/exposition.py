@@ -13,15 +13,16 @@ from gpuworker.segment.stats import Stats
 _reader, _writer = StatsReader(), Writer(FAMILIES)
 
 
-def render_metrics(names: Sequence[str] | None = None) -> bytes:
+def render_metrics(names: Sequence[str] | None = None, group: str | None = None) -> bytes:
     """The metrics of these workers (default: of all of this user's) in Prometheus' text format, UTF-8. They are read from the segments: owners are not
-    asked, and need not live. A worker that is named and cannot be read is `gpuworker_up 0`; a comment says why.
+    asked, and need not live. A worker that is named and cannot be read is `gpuworker_up 0`; a comment says why. group: as for gpuworker.connect, for workers of
+    other users.
 
     Raises ValueError for what is no name of a worker, SegmentError where there is no /dev/shm to look into.
     """
     found: list[Stats] = []
     up, comments = [heading(UP)], []
-    for name, stats in _look(names):
+    for name, stats in _look(names, group):
         up.append(f'{UP.name}{{worker="{name}"}} {is_up(stats) if isinstance(stats, Stats) else 0}\n')
         if isinstance(stats, Stats):
             found.append(stats)
@@ -35,11 +36,11 @@ def which_are_up(names: Sequence[str] | None = None) -> dict[str, bool]:
     return {name: isinstance(stats, Stats) and bool(is_up(stats)) for name, stats in _look(names)}
 
 
-def _look(names: Sequence[str] | None) -> Iterable[tuple[str, Stats | str]]:
+def _look(names: Sequence[str] | None, group: str | None = None) -> Iterable[tuple[str, Stats | str]]:
     """Each worker's statistics, or why there are none."""
     for name in _reader.names() if names is None else dict.fromkeys(names):
         try:
-            yield name, _reader.read(name)
+            yield name, _reader.read(name, group)
         except (GpuWorkerError, OSError) as error:
             if names is not None or not isinstance(error, WorkerNotFound):  # else it has just gone
                 yield name, str(error)

@@ -6,6 +6,7 @@ import os
 import threading
 
 from gpuworker.segment import names
+from gpuworker.segment.files import group_id
 from gpuworker.segment.segment import Segment
 from gpuworker.segment.stats import Stats
 
@@ -18,17 +19,19 @@ class StatsReader:
 
     def _reset(self) -> None:
         self._pid, self._lock = os.getpid(), threading.Lock()
-        self._segments: dict[str, Segment] = {}
+        self._segments: dict[tuple[str, str | None], Segment] = {}
 
-    def read(self, name: str) -> Stats:
-        """One worker's statistics now; of a dead one, as it left them. Raises WorkerNotFound or SegmentError, ValueError for what is no name."""
+    def read(self, name: str, group: str | None = None) -> Stats:
+        """One worker's statistics now; of a dead one, as it left them. group: as for gpuworker.connect. Raises WorkerNotFound or SegmentError, ValueError for
+        what is no name, or no group."""
         if os.getpid() != self._pid:
             self._reset()  # the parent's lock may have been held by another of its threads
         with self._lock:
-            segment = self._segments.get(name)
+            key = name, group
+            segment = self._segments.get(key)
             if segment is None or not segment.is_current():  # gone, or another has its name
-                self._segments.pop(name, None)
-                segment = self._segments[name] = Segment.attach(name, read_only=True)
+                self._segments.pop(key, None)
+                segment = self._segments[key] = Segment.attach(name, read_only=True, gid=-1 if group is None else group_id(group))
             return Stats.read(segment)
 
     def names(self) -> list[str]:
@@ -37,8 +40,8 @@ class StatsReader:
             self._reset()
         found = [name for name in names.worker_names() if _is_own(name)]
         with self._lock:
-            for name in self._segments.keys() - set(found):
-                del self._segments[name]
+            for key in [key for key in self._segments if key[0] not in found]:
+                del self._segments[key]
         return found
 
 
