@@ -32,9 +32,9 @@ class Manager:
         return self.told
 
 
-@pytest.fixture(params=["path", "abstract"])
-def manager(request, tmp_path, name, monkeypatch):
-    address = str(tmp_path / "notify") if request.param == "path" else f"@{name}"
+@pytest.fixture
+def manager(tmp_path, monkeypatch):
+    address = str(tmp_path / "notify")
     manager = Manager(address)
     monkeypatch.setenv("NOTIFY_SOCKET", address)
     monkeypatch.setenv("WATCHDOG_USEC", str(int(WATCHDOG_S * 1e6)))
@@ -69,6 +69,14 @@ def test_a_service_is_ready_well_and_stopping_and_its_owner_knows_nothing_of_it(
     assert supervisor.wait(30) == 0
     assert "STOPPING=1" in manager.listen()
     assert "STATUS=draining" in manager.told
+
+
+def test_the_socket_may_be_of_the_abstract_namespace(name, monkeypatch):
+    manager = Manager(f"@{name}")
+    monkeypatch.setenv("NOTIFY_SOCKET", f"@{name}")
+    Notifier().ready()
+    assert manager.listen() == ["READY=1"]
+    manager.socket.close()
 
 
 @pytest.mark.parametrize(
