@@ -83,7 +83,7 @@ def _worker(name: str, group: str | None) -> dict[str, Any]:
     return {
         "name": name,
         "state": "serving" if state == "ok" else state,
-        "note": stats.note.partition(". Its last words")[0].partition("\n")[0][:MOST_NOTE],
+        "note": stats.cause().partition("\n")[0][:MOST_NOTE],
         "handler": stats.handler,
         **{key: getattr(stats, key) for key in ("owner_pid", "uptime_s", "heartbeat_age_s", "batch_running_s", "restarts", "reloads", "slots_in_use", "capacity")},
         "clients": [{"pid": pid, "slots": slots} for pid, slots in stats.slots_by_pid().items()],

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from gpuworker.cli.rates import Device, Generating, Rates, Wait
-from gpuworker.cli.screen import grouped
+from gpuworker.cli.screen import grouped, restarted, silent
 from gpuworker.cli.text import bar, count, rate, shorten, size, span
 
 Piece = tuple[str, str]
@@ -57,9 +57,9 @@ def heading(rates: Rates) -> list[Line]:
     elif rates.state == "paused":
         found.append([("nothing begins until it is resumed; deadlines go on", "bad")])
     elif rates.state == "silent":
-        found.append([(f"no heartbeat for {span(rates.heartbeat_age_s)}: its handler holds the GIL, or the process is stopped", "bad")])
+        found.append([(silent(rates.heartbeat_age_s), "bad")])
     elif rates.restarts:
-        found.append([(f"its owner was started again {count(rates.restarts, 'time')}; last because {rates.note}", "bad")])
+        found.append([(restarted(rates.restarts, rates.note), "bad")])
     elif rates.batch_running_s > 1:
         found.append([(f"a batch has been running for {span(rates.batch_running_s)}", "bad")])
     return found

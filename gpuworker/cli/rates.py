@@ -144,7 +144,7 @@ class Rates:
         return cls(
             name=now.name, state=now.condition(), owner_pid=now.owner_pid, handler=now.handler,
             uptime_s=now.uptime_s, heartbeat_age_s=now.heartbeat_age_s, batch_running_s=now.batch_running_s,
-            restarts=now.restarts, reloads=now.reloads, note=now.note.partition(". Its last")[0],
+            restarts=now.restarts, reloads=now.reloads, note=now.cause(),
             interval_s=round(elapsed_s, 3),
             per_s={name: round(getattr(counted, name) / elapsed_s, 3) for name in names},
             totals={name: getattr(now, name) for name in names},

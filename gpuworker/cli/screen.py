@@ -46,12 +46,22 @@ def heading(stats: Stats) -> list[str]:
     elif state == "failed":
         found += ["it is not started again, as:", *stats.note.splitlines(), "the next start of this name takes its segment over"]
     elif state == "silent":
-        found.append(f"no heartbeat for {span(stats.heartbeat_age_s)}: its handler holds the GIL, or the process is stopped")
+        found.append(silent(stats.heartbeat_age_s))
     if stats.restarts and not is_over:
-        found.append(f"its owner was started again {count(stats.restarts, 'time')}; last because {stats.note.partition('. Its last')[0]}")
+        found.append(restarted(stats.restarts, stats.cause()))
     if stats.batch_running_s and not is_over:
         found.append(f"a batch has been running for {span(stats.batch_running_s)}")
     return found
+
+
+def silent(heartbeat_age_s: float) -> str:
+    """Of an owner without a heartbeat."""
+    return f"no heartbeat for {span(heartbeat_age_s)}: its handler holds the GIL, or the process is stopped"
+
+
+def restarted(times: int, cause: str) -> str:
+    """Of owners that have died. cause: of the last one."""
+    return f"its owner was started again {count(times, 'time')}; last because {cause}"
 
 
 def last_sign(stats: Stats) -> str:

@@ -247,6 +247,10 @@ class Stats:
             return "silent"
         return "paused" if self.paused and self.state == "serving" else self.state
 
+    def cause(self) -> str:
+        """`note` without what the owner has logged last, which may be anything."""
+        return self.note.partition(". Its last words:")[0]
+
     def slots_by_pid(self) -> dict[int, int]:
         """Slots held by each process, which may have joined more than once; the greediest first."""
         held: dict[int, int] = {}
