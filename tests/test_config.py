@@ -9,6 +9,7 @@ import pytest
 
 import gpuworker
 from gpuworker.cli import main
+from gpuworker.cli.text import setting
 from gpuworker.config import file, layers
 from gpuworker.config.keys import KEYS, Setting
 from gpuworker.config.settings import settings
@@ -316,7 +317,5 @@ def test_lines_are_found_only_where_they_are_certain():
 def test_the_table_in_the_docs_has_every_setting():
     rows = re.findall(r"^\| `(\w+)` \| `?([^|`]*)`? \|", DOCS.read_text(), re.MULTILINE)
     assert [key for key, _ in rows] == list(KEYS)
-    from gpuworker.cli.config import shown
-
     for option, field in gpuworker.WorkerOptions.__dataclass_fields__.items():
-        assert dict(rows)[option].strip() == shown(field.default), option
+        assert dict(rows)[option].strip() == setting(field.default), option

@@ -10,7 +10,7 @@ from typing import Any
 
 from gpuworker.cli.stdout import show
 from gpuworker.cli.target import CommandError, worker_name
-from gpuworker.cli.text import count, table
+from gpuworker.cli.text import count, setting, table
 from gpuworker.config import file, layers
 from gpuworker.config.keys import Setting
 from gpuworker.config.settings import Settings, settings
@@ -69,7 +69,7 @@ def run_show(args: argparse.Namespace) -> int:
     if args.json:
         show(json.dumps({"name": found.name, "settings": {key: one._asdict() for key, one in values.items()}}, indent=2) + "\n")
     else:
-        rows = [("SETTING", "VALUE", "FROM"), *((key, shown(one.value), one.origin) for key, one in values.items())]
+        rows = [("SETTING", "VALUE", "FROM"), *((key, setting(one.value), one.origin) for key, one in values.items())]
         show("\n".join([f"worker {found.name!r}", "", *table(rows, "<<<")]) + "\n")
     return 0
 
@@ -78,12 +78,3 @@ def everything(found: Settings) -> dict[str, Setting]:
     """What is set, first; then the defaults."""
     defaults = {field.name: Setting(field.default, "default") for field in dataclasses.fields(WorkerOptions)}
     return {**found.values, **{key: default for key, default in defaults.items() if key not in found.values}}
-
-
-def shown(value: Any) -> str:
-    """A value as a file has it; "-" for none."""
-    if value is None:
-        return "-"
-    if isinstance(value, tuple):
-        return f"[{', '.join(map(str, value))}]"
-    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)

@@ -16,6 +16,7 @@ from typing import Any
 
 from gpuworker.cli.numbers import size_bytes
 from gpuworker.cli.target import CommandError, worker_name
+from gpuworker.cli.text import setting
 from gpuworker.config import WorkerConfig, keys, layers, served
 from gpuworker.config.keys import Setting
 from gpuworker.config.settings import settings
@@ -139,8 +140,7 @@ def help_text(doc: str, default: Any) -> str:
     """An option's help, with its default where the doc does not explain one."""
     if default is None:
         return doc.replace("%", "%%")
-    shown = str(default).lower() if isinstance(default, bool) else f"{default:g}" if isinstance(default, float) else f"{default}"
-    return f"{doc.rstrip('.')} (default: {shown})".replace("%", "%%")
+    return f"{doc.rstrip('.')} (default: {setting(default)})".replace("%", "%%")
 
 
 def metavar(name: str, kind: type, doc: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 WIDTH = 80
 
@@ -62,3 +63,12 @@ def table(rows: Sequence[Sequence[str]], align: str, indent: str = "") -> list[s
     """Lines of columns two spaces apart; align: one of "<" and ">" for each column."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [indent + "  ".join(f"{cell:{a}{w}}" for cell, a, w in zip(row, align, widths, strict=True)).rstrip() for row in rows]
+
+
+def setting(value: Any) -> str:
+    """An option's value as a file has it; "-" for none."""
+    if value is None:
+        return "-"
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(str, value))}]"
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
