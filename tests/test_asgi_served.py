@@ -232,7 +232,7 @@ def test_datatypes_by_tritons_client(v2, datatype, dtype):
 
 
 def test_texts_by_tritons_client(v2, workers):
-    texts = tiny_encoder.texts(3)
+    texts = [*tiny_encoder.texts(3), " ".join(tiny_encoder.texts(2)) * 300]
     expected = np.array(list(workers["minilm"].connect().map(texts)))
     for binary in (True, False):
         found = v2.infer("minilm", [infer_input("text", np.array(texts, object), "BYTES", binary)])

@@ -73,6 +73,32 @@ def test_token_types_come_along_only_where_they_are_not_all_zero(tmp_path):
     assert request["token_type_ids"].dtype == np.int64
 
 
+def test_long_texts_have_the_same_ids_and_are_made_without_pythons_lock(file, tmp_path, monkeypatch):
+    save_tokenizer(tmp_path / "ones.json", types=1)
+    for path in (file, tmp_path / "ones.json"):
+        tokenize = Tokenizer(entry_of(str(path), 48))
+        for text in texts(5):
+            long = f"{text} " * 400
+            expected = {name: ids.tolist() for name, ids in tokenize(long).items()}
+            with monkeypatch.context() as patch:
+                patch.setattr(tokenizing, "LONG_TEXT", 1 << 30)
+                assert {name: ids.tolist() for name, ids in tokenize(long).items()} == expected
+    begun, rounds, over = threading.Event(), [0], threading.Event()
+
+    def count():
+        begun.set()
+        while not over.wait(0.0001):
+            rounds[0] += 1
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    begun.wait()
+    tokenize("search queue " * 5_000)
+    over.set()
+    thread.join()
+    assert rounds[0] > 3
+
+
 @pytest.mark.parametrize(("text", "where"), [("ab\ud800c", "U+D800 at 2"), ("\udfff", "U+DFFF at 0")])
 def test_a_lone_surrogate_is_refused(file, text, where):
     with pytest.raises(InvalidRequest, match=f"lone surrogate, {where.replace('+', '[+]')}"):

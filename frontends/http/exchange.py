@@ -17,7 +17,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-LONG_TEXT = 1 << 14
+LONG_TEXT = 1 << 12
 """More letters are made into tokens in a thread: the tokenizer lets others run meanwhile."""
 JSON = ((b"content-type", b"application/json"),)
 

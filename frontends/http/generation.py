@@ -50,7 +50,7 @@ class TextGeneration:
     async def _answer(
         self, exchange: Exchange, model: Model, asked: fields.Asked, declaration: Declaration, prompts: list[Any], shape: Completions
     ) -> None:
-        prompts = [await _short(prompt, declaration) for prompt in prompts]
+        prompts = await _short(prompts, declaration, asked.n)
         options = {**asked.options(), "timeout": exchange.timeout_s(self._timeout_s)}
         with exchange:
             exchange.watch()
@@ -68,15 +68,18 @@ class TextGeneration:
         await exchange.reply(200, encode(shape.answer(found, usage_of([one.usage for one in found], asked.n))))
 
 
-async def _short(prompt: Any, declaration: Declaration) -> Any:
-    """A long text as token ids: nobody waits for the tokenizer."""
+async def _short(prompts: list[Any], declaration: Declaration, n: int) -> list[Any]:
+    """Long texts as token ids: nobody waits for the tokenizer. n: how often each is tokenised if it stays a text."""
+    if n * sum(map(_letters, prompts)) <= LONG_TEXT:
+        return prompts
+    return await asyncio.to_thread(lambda: [declaration.ids_of(prompt) if _letters(prompt) else prompt for prompt in prompts])
+
+
+def _letters(prompt: Any) -> int:
+    """How many a prompt has, with what a template puts around each of its messages; none if it is token ids."""
     if isinstance(prompt, str):
-        letters = len(prompt)
-    elif prompt and isinstance(prompt[0], dict):
-        letters = sum(len(message["content"]) for message in prompt)
-    else:
-        return prompt
-    return prompt if letters <= LONG_TEXT else await asyncio.to_thread(declaration.ids_of, prompt)
+        return len(prompt)
+    return sum(len(message["role"]) + len(message["content"]) + 16 for message in prompt) if prompt and isinstance(prompt[0], dict) else 0
 
 
 async def _generate(client: AsyncClient, prompt: Any, asked: fields.Asked, options: dict[str, Any]) -> list[Generation]:

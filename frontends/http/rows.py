@@ -11,12 +11,15 @@ An answer is the output "output", or several of them where it is a dict.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from gpuworker import Declaration, InvalidRequest
+
+from .exchange import LONG_TEXT
 
 MOST_ROWS = 4096
 BARE, ANSWER = "input", "output"
@@ -44,6 +47,13 @@ def requests_of(declaration: Declaration, inputs: Mapping[str, Any]) -> list[Any
     elif declaration.single_input:
         raise InvalidRequest(f"this model has one input, {BARE!r}")
     return [dict(zip(inputs, row, strict=True)) for row in zip(*inputs.values(), strict=True)]
+
+
+async def tokenised(declaration: Declaration, requests: list[Any]) -> list[Any]:
+    """The same; long texts to an encoder as tokens, which are made in a thread."""
+    if not declaration.takes_text or sum(len(one) for one in requests if isinstance(one, str)) <= LONG_TEXT:
+        return requests
+    return await asyncio.to_thread(lambda: [declaration.tokens_of(one) if isinstance(one, str) else one for one in requests])
 
 
 def outputs_of(answers: Sequence[Any], wanted: Sequence[str] | None) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """From texts to token ids, in the frontend: only the package `tokenizers` is needed for it, neither torch nor transformers, and it is imported at the first text.
 
-One text at a time: that starts no threads, so a process may fork before, after and meanwhile. Pairs of texts are not there; many texts go through client.map.
+One text at a time; a process may fork before, after and meanwhile. Pairs of texts are not there; many texts go through client.map.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from gpuworker.errors import GpuWorkerError, InvalidRequest
 
 Array = np.ndarray[Any, Any]
 MOST_BYTES = 1 << 28
+LONG_TEXT = 1 << 12
+"""Letters. A longer text is worth a call that lets other threads run meanwhile."""
 _loaded: dict[tuple[str, str, int], Any] = {}  # of this process, by file, digest and max_length
 
 
@@ -43,7 +45,7 @@ class Tokenizer:
         if tokenizer is None:
             tokenizer = self._tokenizer = load(self._file, self._digest, self._max_length)
         try:
-            encoding = tokenizer.encode(text.lower() if self._lower else text)
+            encoding = encoded(tokenizer, text.lower() if self._lower else text)
         except (TypeError, UnicodeError):  # all that it says is that a str is no str
             raise InvalidRequest(
                 f"the text holds a lone surrogate, {lone_surrogate(text)}, which is no character; replace it before sending"
@@ -52,6 +54,15 @@ class Tokenizer:
         if self._wants_types:
             request["token_type_ids"] = np.array(encoding.type_ids, np.int64)
         return request
+
+
+def encoded(tokenizer: Any, text: str, **options: Any) -> Any:
+    """The tokenizers.Encoding of one text. `encode` keeps the interpreter's lock to its end, so that a text of megabytes stops all threads of a process for seconds;
+    what is made for several texts gives it back."""
+    if len(text) < LONG_TEXT:
+        return tokenizer.encode(text, **options)
+    encode = getattr(tokenizer, "encode_batch_fast", tokenizer.encode_batch)  # without the offsets, which nobody asks for
+    return encode([text], **options)[0]
 
 
 def entry_of(file: str, max_length: int, lower: bool = False) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from gpuworker.client.text import Detokenizer
-from gpuworker.client.tokenizer import content_of, lone_surrogate, naming, parsed
+from gpuworker.client.tokenizer import content_of, encoded, lone_surrogate, naming, parsed
 from gpuworker.errors import InvalidRequest
 
 FILE = "tokenizer.json"
@@ -15,7 +15,7 @@ _loaded: dict[str, tuple[tuple[int, int, int], Vocabulary]] = {}  # of this proc
 
 
 class Vocabulary:
-    """Texts to token ids and back. Thread-safe and fork-safe: one text at a time starts no threads."""
+    """Texts to token ids and back. Thread-safe and fork-safe."""
 
     def __init__(self, tokenizer: Any) -> None:
         """tokenizer: a tokenizers.Tokenizer."""
@@ -29,7 +29,7 @@ class Vocabulary:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids. add_special_tokens: with what the tokenizer puts around a text, mostly a token for its beginning, or nothing. Raises InvalidRequest."""
         try:
-            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+            ids: list[int] = encoded(self._tokenizer, text, add_special_tokens=add_special_tokens).ids
         except (TypeError, UnicodeError):  # all that it says is that a str is no str
             raise InvalidRequest(
                 f"the text holds a lone surrogate, {lone_surrogate(text)}, which is no character; replace it before sending"
