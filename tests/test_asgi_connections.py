@@ -190,6 +190,22 @@ def test_keys(worker, tmp_path, caplog):
     assert get(app, "/v1/models", Authorization="Bearer four")[0] == 200
 
 
+def test_a_file_of_keys_that_becomes_something_else_lets_nobody_in_and_holds_nobody_up(worker, tmp_path, caplog):
+    file = tmp_path / "keys"
+    file.write_bytes(b"\xef\xbb\xbfone\r\ntwo\r\n")  # as an editor on Windows leaves it
+    file.chmod(0o644)
+    app = make_app({"m": worker.name}, api_keys_file=str(file))
+    assert "every user of this machine can read these keys" in caplog.text
+    for key in ("one", "two"):
+        assert get(app, "/v1/models", Authorization=f"Bearer {key}")[0] == 200
+    for change in (lambda: os.mkfifo(file), file.mkdir, lambda: file.symlink_to("/dev/zero"), lambda: file.write_bytes(b"one\n" * (1 << 19))):
+        file.rmdir() if file.is_dir() else file.unlink()
+        change()
+        assert get(app, "/v1/models", Authorization="Bearer one")[0] == 401
+    with pytest.raises(ValueError, match="not a regular file of at most 1 MiB"):
+        make_app({"m": worker.name}, api_keys_file="/dev/zero")
+
+
 def test_files_without_keys_are_refused_at_the_start(worker, tmp_path):
     with pytest.raises(FileNotFoundError):
         make_app(worker.name, api_keys_file=str(tmp_path / "none"))

@@ -6,7 +6,9 @@ import hashlib
 import hmac
 import logging
 import os
+import stat
 
+MOST_BYTES = 1 << 20
 log = logging.getLogger("gpuworker.http")
 
 
@@ -50,8 +52,14 @@ def _version(file: str) -> tuple[int, int, int]:
 
 
 def _read(file: str) -> list[bytes]:
-    with open(file, "rb") as opened:
-        lines = [line.strip() for line in opened]
+    """Only of a regular file, and not of a pipe: whoever opens that waits, and everybody else with him."""
+    with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as opened:
+        found = os.fstat(opened.fileno())
+        if not stat.S_ISREG(found.st_mode) or found.st_size > MOST_BYTES:
+            raise ValueError(f"{file}: it is not a regular file of at most {MOST_BYTES >> 20} MiB")
+        if found.st_mode & stat.S_IROTH:
+            log.warning("%s: every user of this machine can read these keys; chmod o= it", file)
+        lines = [line.strip() for line in opened.read().removeprefix(b"\xef\xbb\xbf").splitlines()]
     keys = [line for line in lines if line and not line.startswith(b"#")]
     if not keys:
         raise ValueError(f"{file}: there is no key in it; write one a line")
