@@ -109,7 +109,7 @@ def problem_of(error: Exception, was_sent: bool) -> Problem:
         more = {"length": error.length, "limit": error.limit}
         return Problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, kind, "the request is too long", more=more)
     if isinstance(error, InvalidRequest) or (isinstance(error, (ValueError, TypeError)) and not (was_sent and isinstance(error, GpuWorkerError))):
-        return Problem(HTTPStatus.BAD_REQUEST, kind, str(error))
+        return Problem(HTTPStatus.BAD_REQUEST, kind, sayable(error))
     if isinstance(error, RemoteError):
         kind = error.type.rpartition(".")[2]
     return Problem(HTTPStatus.INTERNAL_SERVER_ERROR, kind, "the request failed; the server's log says why")
@@ -117,6 +117,11 @@ def problem_of(error: Exception, was_sent: bool) -> Problem:
 
 def _unavailable(kind: str, message: str, after_s: int, more: dict[str, Any]) -> Problem:
     return Problem(HTTPStatus.SERVICE_UNAVAILABLE, kind, message, (("Retry-After", str(after_s)),), more)
+
+
+def sayable(error: Exception) -> str:
+    """An error's message; what of it is no character (half of a surrogate pair, from a handler) as a question mark."""
+    return str(error).encode("utf-8", "replace").decode()
 
 
 def _plain(value: Any) -> Any:

@@ -104,6 +104,20 @@ def test_long_prompts_are_the_same_as_short_ones(app, monkeypatch):
     assert (status, "20,016" in body["error"]["message"]) == (400, True)
 
 
+@pytest.mark.parametrize(
+    ("n", "prompts", "is_long"),
+    [
+        (1, ["hello"] * 7, True), (7, ["hello"], True), (1, [[{"role": "user", "content": ""}] * 2], True), (1, ["hello"] * 6, False), (9, [[5, 6]] * 9, False),
+    ],
+)  # fmt: skip
+def test_what_is_long_together_is_made_into_tokens_in_a_thread(monkeypatch, n, prompts, is_long):
+    made = []
+    monkeypatch.setattr(gpuworker.Declaration, "ids_of", lambda self, prompt: made.append(prompt) or [1])
+    monkeypatch.setattr(generation, "LONG_TEXT", 30)
+    found = asyncio.run(generation._short(prompts, gpuworker.Declaration(None), n))
+    assert (made, found) == ((prompts, [[1]] * len(prompts)) if is_long else ([], prompts))
+
+
 def test_without_max_tokens_a_chat_has_all_the_room_there_is(directory, in_process):
     app = make_app({"m": in_process(GenerationHandler(directory, dtype="float32", max_model_tokens=64)).name})
     _, body = post(app, CHAT, {**GREEDY, "messages": HELLO})
@@ -247,6 +261,8 @@ def test_nothing_is_an_answer_too(app):
         (COMPLETIONS, {"seed": 2**70}, "seed", ""),
         (COMPLETIONS, {"stop": [""]}, "stop", "at least one character"),
         (COMPLETIONS, {"stop": 3}, "stop", ""),
+        (COMPLETIONS, {"stop": ["w1"] * 33}, "stop", "at most 32"),
+        (CHAT, {"stop": "w" * 513}, "stop", "512 letters"),
         (COMPLETIONS, {"logit_bias": {"a": 1}}, "logit_bias", "token ids"),
         (COMPLETIONS, {"logit_bias": {"5": 101}}, None, "-100"),
         (COMPLETIONS, {"logit_bias": {"900": 1}}, "logit_bias", "255"),

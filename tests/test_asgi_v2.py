@@ -200,6 +200,11 @@ def test_bytes_are_text_where_that_is_said(web):
         ({**one("FP32", [1], [1]), "parameters": {"priority": 3}}, "not supported"),
         ({**one("FP32", [1], [1]), "parameters": {"timeout": "soon"}}, "microseconds"),
         (one("FP32", [5000], [0] * 5000), "a batch of 5,000"),
+        (one("FP32", [1, 2**64, 0], []), "more than"),
+        (one("FP32", [1, *[2**39] * 3, 0], []), "more than"),
+        (one("INT8", [2**63] * 32, [1]), "more than"),
+        (one("BYTES", [1, 300_000], [""] * 300_000), "more than 262,144 elements"),
+        ({"inputs": [tensor(f"x{i}", "FP32", [1], [1]) for i in range(1025)]}, "at most 1,024"),
     ],
 )
 def test_nonsense_is_a_bad_request(echo, request_, words):
@@ -261,7 +266,7 @@ def test_headers_that_lie(echo, size, header, words):
 
 
 def test_answers_that_are_no_tensors(web, caplog):
-    for answer in (None, [1, "a"], 1 + 2j, {"a": None}, object):
+    for answer in (None, [1, "a"], 1 + 2j, {"a": None}, object, "\ud800", {"\ud800": 1}):
         app = web(lambda requests, answer=answer: [answer for _ in requests])
         status, body = post(app, INFER, one("INT64", [1], [1]))
         assert status == 500
@@ -290,6 +295,10 @@ def test_errors_of_the_handler(web):
         web(lambda requests: [ValueError("odd") if request % 2 else request for request in requests]), INFER, one("INT64", [2], [2, 3])
     )
     assert (status, body) == (400, {"error": "odd"})
+    odd = web(lambda requests: [ValueError("half a pair: \ud83d") for _ in requests])
+    assert post(odd, INFER, one("INT64", [1], [2])) == (400, {"error": "half a pair: ?"})
+    status, body = post(odd, "/v1/embeddings", {"model": "m", "input": "a"})
+    assert (status, body["error"]["message"]) == (400, "half a pair: ?")
     status, body = post(web(lambda requests: [KeyError("secret") for _ in requests]), INFER, one("INT64", [1], [2]))
     assert (status, "secret" in str(body)) == (500, False)
 

@@ -102,6 +102,7 @@ def test_strange_json_is_answered_or_refused_but_never_an_internal_error(web, bo
     ("make_error", "status", "kind", "message"),
     [
         (lambda: ValueError("text is empty"), 400, "ValueError", "text is empty"),
+        (lambda: ValueError("half a pair: \ud83d"), 400, "ValueError", "half a pair: ?"),
         (lambda: TypeError("a string is wanted"), 400, "TypeError", "a string is wanted"),
         (lambda: KeyError("secret"), 500, "KeyError", None),
         (lambda: FileNotFoundError(2, "No such file", "/srv/weights.bin"), 500, "FileNotFoundError", None),

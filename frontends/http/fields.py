@@ -13,6 +13,8 @@ import msgspec
 from .openai import BadField
 
 MOST_CHOICES = 128
+MOST_STOPS, LONGEST_STOP = 32, 512
+"""Strings, and letters of one: all are looked for at each token, in the event loop."""
 REFUSED_COMPLETION: dict[str, tuple[Any, ...]] = {"best_of": (1,), "echo": (False,), "suffix": ("",)}
 """Fields that are not supported, with the values that ask for nothing."""
 REFUSED_CHAT: dict[str, tuple[Any, ...]] = {
@@ -63,6 +65,9 @@ class Asked(msgspec.Struct, kw_only=True):
         """For Client.generate and Client.stream. Raises BadField."""
         if self.stream_options is not None and not self.stream:
             raise BadField("stream_options", "stream_options are for stream=true only")
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop
+        if len(stops) > MOST_STOPS or any(len(one) > LONGEST_STOP for one in stops):
+            raise BadField("stop", f"give at most {MOST_STOPS} strings of at most {LONGEST_STOP} letters")
         return {
             "max_tokens": self.most_tokens(), "stop": self.stop, "stop_ids": self.stop_token_ids, "ignore_eos": self.ignore_eos, "temperature": self.temperature,
             "top_k": self.top_k, "top_p": self.top_p, "min_p": self.min_p, "repetition_penalty": self.repetition_penalty, "presence_penalty": self.presence_penalty,

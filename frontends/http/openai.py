@@ -11,7 +11,7 @@ import msgspec
 
 from gpuworker import QueueFull
 
-from ..replies import HttpError, Reply, encode, problem_of
+from ..replies import HttpError, Reply, encode, problem_of, sayable
 from .exchange import Exchange, too_long
 from .models import Model, Models
 
@@ -94,7 +94,7 @@ def error_object(error: Exception) -> dict[str, Any]:
     """As OpenAI's clients read it. type: which of theirs the status stands for; code: more exactly."""
     problem = problem_of(error, was_sent=not isinstance(error, (ValueError, HttpError)))
     if isinstance(error, BadField):
-        return {"message": str(error), "type": "invalid_request_error", "param": error.param or None, "code": error.code}
+        return {"message": sayable(error), "type": "invalid_request_error", "param": error.param or None, "code": error.code}
     status = problem.status
     kind = "server_error" if status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
     code = problem.kind

@@ -23,6 +23,8 @@ _NAMES = {np.dtype(name): datatype for datatype, name in DATATYPES.items() if da
 _DTYPES = {datatype: np.dtype(name).newbyteorder("<") for datatype, name in DATATYPES.items()} | {"BF16": np.dtype("<u2")}
 """As they are sent."""
 MOST_DIMENSIONS = 32
+MOST_ELEMENTS, MOST_TEXTS = 1 << 40, 1 << 18
+"""Of a tensor, extents of 0 counted as 1; and of one of BYTES, each of which is an object of Python's, made in the event loop."""
 _LENGTH = np.dtype("<u4")
 
 
@@ -55,6 +57,9 @@ def elements(name: str, datatype: str, shape: Sequence[int]) -> int:
         raise InvalidRequest(f"input {name!r:.100}: there is no datatype {datatype!r:.40}; there are {', '.join(_ELEMENTS)}")
     if not 1 <= len(shape) <= MOST_DIMENSIONS or min(shape) < 0:
         raise InvalidRequest(f"input {name!r:.100}: its shape is a list of 1 to {MOST_DIMENSIONS} extents, of which the first counts the requests")
+    most = MOST_TEXTS if datatype == "BYTES" else MOST_ELEMENTS
+    if max(shape) > most or math.prod(extent or 1 for extent in shape) > most:
+        raise InvalidRequest(f"input {name!r:.100}: a shape of more than {most:,} elements")
     return math.prod(shape)
 
 

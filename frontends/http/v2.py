@@ -24,6 +24,7 @@ LENGTH_HEADER = b"inference-header-content-length"
 BINARY = (b"content-type", b"application/octet-stream")
 _SERVER_PARAMETERS = frozenset({"sequence_id", "sequence_start", "sequence_end", "priority"})
 _TENSOR_PARAMETERS = frozenset({"shared_memory_region", "shared_memory_offset", "shared_memory_byte_size", "classification"})
+MOST_INPUTS = 1024
 
 
 class _Input(msgspec.Struct):
@@ -69,7 +70,7 @@ class Inference:
         inputs = _inputs(asked, binary)
         _check_outputs(asked, declaration)
         timeout_s = self._timeout(exchange, asked)
-        requests = rows.requests_of(declaration, inputs)
+        requests = await rows.tokenised(declaration, rows.requests_of(declaration, inputs))
         with exchange:
             answers = await model.answers(requests, timeout_s)
         body, head_bytes = _response(model.name, asked, answers)
@@ -134,12 +135,14 @@ class Inference:
             return timeout_s
         if type(timeout_us) is not int or timeout_us < 0:
             raise InvalidRequest("the parameter 'timeout' is an integer, microseconds")
-        return min(timeout_s, timeout_us / 1e6) if timeout_us else timeout_s  # 0: none, as Triton has it
+        return min(timeout_s, min(timeout_us, 1 << 53) / 1e6) if timeout_us else timeout_s  # 0: none, as Triton has it
 
 
 def _inputs(asked: _Request, binary: memoryview) -> dict[str, Any]:
     found: dict[str, Any] = {}
     at = 0
+    if len(asked.inputs) > MOST_INPUTS:
+        raise InvalidRequest(f"{len(asked.inputs):,} inputs; give at most {MOST_INPUTS:,}")
     for one in asked.inputs:
         if one.name in found:
             raise InvalidRequest(f"input {one.name!r:.100} is there twice")
@@ -195,11 +198,11 @@ def _response(model: str, asked: _Request, answers: list[Any]) -> tuple[bytes, i
             else:
                 datatype, shape, values = tensors.to_json(column)
                 outputs.append({"name": name, "datatype": datatype, "shape": shape, "data": values})
+        parts[0] = encode({"model_name": model, **({"id": asked.id} if asked.id else {}), "outputs": outputs})
     except InvalidRequest:
         raise
     except ValueError as error:
         raise UnsupportedPayload(f"the handler's answer is no tensor: {error}") from error
-    parts[0] = encode({"model_name": model, **({"id": asked.id} if asked.id else {}), "outputs": outputs})
     return (b"".join(parts), len(parts[0])) if len(parts) > 1 else (parts[0], 0)
 
 
