@@ -95,7 +95,7 @@ def test_cancelled_requests_leave_the_scheduler(live):
 
 def test_requests_that_wait_for_company_are_forgotten_when_they_are_withdrawn(live, tmp_path):
     costs = known_costs(tmp_path, 1, 64)
-    worker, gate = live(wait="until_deadline", priorities=True, length_buckets=(8, 16), max_batch_size=64, cost_file=costs)
+    worker, gate = live(wait="until_deadline", late="serve", priorities=True, length_buckets=(8, 16), max_batch_size=64, cost_file=costs)
     scheduler, client = worker._session.owner.line._scheduler, worker.connect(length=lambda request: 1 + request % 16)
     pending = [client.enqueue(i, priority=i % 3) for i in range(48)]
     eventually(lambda: len(scheduler) == 48)
