@@ -148,7 +148,7 @@ def grouped(batch_sizes: dict[str, int], most_rows: int, max_batch_size: int) ->
         return batch_sizes
     groups: dict[str, int] = {}
     for label, n in batch_sizes.items():
-        low = 1 << (int(label.partition("-")[0]).bit_length() - 1)
+        low = 1 << max(int(label.partition("-")[0]).bit_length() - 1, 0)
         high = min(2 * low - 1, max(max_batch_size or 2 * low - 1, low))
         group = f"{low}-{high}" if high > low else f"{low}"
         groups[group] = groups.get(group, 0) + n

@@ -52,6 +52,11 @@ def state_name(state: int) -> str:
     return State(state).name.lower() if 0 <= state <= State.FAILED else f"in no known state ({state})"
 
 
+def printable(text: str, but: str = "") -> str:
+    """What is in a segment, for terminals, logs and other programs: control characters (but these) and halves of characters become U+FFFD."""
+    return text if text.isprintable() else "".join(c if c.isprintable() or c in but else "\ufffd" for c in text)
+
+
 class Geometry(NamedTuple):
     """What a segment is made with and keeps: what fixes its size, and the group that may use it (-1: only its user)."""
 
@@ -340,7 +345,9 @@ class Segment:
     def note(self) -> str:
         """Why the last owner died, or why a reload failed; empty when nothing did."""
         out = ffi.new("char[]", lib.GW_NOTE_BYTES)
-        return bytes(ffi.buffer(out, max(lib.gw_read_note(self.port, out, lib.GW_NOTE_BYTES), 0))).decode(errors="replace")
+        return printable(
+            bytes(ffi.buffer(out, max(lib.gw_read_note(self.port, out, lib.GW_NOTE_BYTES), 0))).decode(errors="replace").expandtabs(4), "\n"
+        )
 
     def owner(self) -> Identity:
         """Who owns the segment, or did last."""

@@ -15,10 +15,12 @@ from gpuworker.segment.board import shown
 from gpuworker.segment.execution import Execution
 from gpuworker.segment.files import group_id
 from gpuworker.segment.generation import Generation, read_generation
-from gpuworker.segment.segment import Segment, state_name
+from gpuworker.segment.segment import Segment, printable, state_name
 
 SILENT_S = 5.0
 """A serving owner writes its heartbeat ten times a second, unless its handler holds the GIL."""
+_MOST = 1e15
+"""No option is as large as that."""
 _BUCKETS: int = lib.GW_BUCKETS
 _HISTOGRAM_WORDS = _BUCKETS + 2
 _OWNER_COUNTERS = (
@@ -248,8 +250,8 @@ class Stats:
         return "paused" if self.paused and self.state == "serving" else self.state
 
     def cause(self) -> str:
-        """`note` without what the owner has logged last, which may be anything."""
-        return self.note.partition(". Its last words:")[0]
+        """`note` in a line, without what the owner has logged last, which may be anything."""
+        return self.note.partition(". Its last words:")[0].partition("\n")[0]
 
     def slots_by_pid(self) -> dict[int, int]:
         """Slots held by each process, which may have joined more than once; the greediest first."""
@@ -268,9 +270,27 @@ def _info(segment: Segment) -> dict[str, Any]:
     """`handler` and `options`, if they are what they should be: any frontend can write there, and a reader may come while the owner writes."""
     try:
         info = json.loads(segment.info() or b"{}")
-        return {key: info[key] for key, kind in (("handler", str), ("options", dict)) if isinstance(info[key], kind)}
-    except (ValueError, RecursionError, TypeError, KeyError):
+        if not isinstance(info, dict):
+            return {}
+    except (ValueError, RecursionError):
         return {}
+    found: dict[str, Any] = {}
+    if isinstance(info.get("handler"), str):
+        found["handler"] = printable(info["handler"])
+    if isinstance(info.get("options"), dict):
+        found["options"] = {printable(name): _option(value) for name, value in info["options"].items() if _is_option(value)}
+    return found
+
+
+def _is_option(value: Any) -> bool:
+    """Whether it is of a kind that WorkerOptions have."""
+    if isinstance(value, list):
+        return all(type(one) is int and abs(one) < _MOST for one in value)
+    return value is None or isinstance(value, (str, bool)) or (isinstance(value, (int, float)) and abs(value) < _MOST)  # nan is not, either
+
+
+def _option(value: Any) -> Any:
+    return printable(value) if isinstance(value, str) else value
 
 
 def _clients(segment: Segment) -> tuple[ClientView, ...]:
