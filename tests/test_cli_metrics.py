@@ -1,13 +1,16 @@
 """`gpuworker metrics`, printed and served; and /metrics of the WSGI applications."""
 
+import contextlib
 import http.client
 import io
 import json
+import select
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from argparse import ArgumentTypeError
 from wsgiref.util import setup_testing_defaults
 from wsgiref.validate import validator
@@ -21,7 +24,7 @@ from gpuworker.cli.metrics import server_of
 from gpuworker.frontends import metrics
 from gpuworker.frontends.wsgi import make_app
 
-from .conftest import Gate
+from .conftest import Gate, eventually
 from .exposed import samples, value
 
 
@@ -98,6 +101,35 @@ def test_a_client_that_says_nothing_or_nonsense_does_not_end_it(in_process, serv
     with socket.create_connection(("127.0.0.1", ask.port)), socket.create_connection(("127.0.0.1", ask.port)) as other:
         other.sendall(b"\xff\xff nonsense\r\n\r\n")
         assert ask("/metrics")[0] == 200
+
+
+def test_who_asks_slowly_or_never_reads_holds_up_nobody(in_process, serve, monkeypatch):
+    ask = serve([in_process(Gate()).name])
+    with contextlib.ExitStack() as stack:
+        silent, slow, deaf = (stack.enter_context(socket.create_connection(("127.0.0.1", ask.port))) for _ in range(3))
+        slow.sendall(b"GET /metrics HTTP/1.0\r\nA: ")
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+        deaf.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        began_s = time.monotonic()
+        assert ask("/metrics")[0] == 200
+        slow.settimeout(60)
+        with contextlib.suppress(OSError):
+            while not select.select([slow], [], [], 0.1)[0]:
+                slow.sendall(b"a")  # one at a time does not make it longer
+        assert time.monotonic() - began_s < 30
+        silent.settimeout(60)
+        assert silent.recv(1) == b""
+    monkeypatch.setattr(web_server, "MOST_CONNECTIONS", 1)
+    ask = serve([in_process(Gate()).name])
+    with socket.create_connection(("127.0.0.1", ask.port)), socket.create_connection(("127.0.0.1", ask.port)) as one_too_many:
+        one_too_many.settimeout(60)
+        assert one_too_many.recv(1) == b""
+    eventually(lambda: _status(ask) == 200)
+
+
+def _status(ask):
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        return ask("/metrics")[0]
 
 
 def test_the_command_serves_until_it_is_told_to_stop(in_process):

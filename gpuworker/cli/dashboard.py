@@ -11,7 +11,7 @@ from typing import Any
 
 from gpuworker.cli.address import host, port
 from gpuworker.cli.target import attach, worker_name
-from gpuworker.cli.web_server import Reply, ThreadedWebServer
+from gpuworker.cli.web_server import Reply, WebServer
 
 
 def add_to(commands: Any) -> None:
@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     return server_of(args.names, args.host, args.port).run()
 
 
-def server_of(names: Sequence[str], host: str = "127.0.0.1", port: int = 0) -> ThreadedWebServer:
+def server_of(names: Sequence[str], host: str = "127.0.0.1", port: int = 0) -> WebServer:
     """Shows these workers to whoever can reach the address. Raises CommandError."""
     page: Any = importlib.import_module("gpuworker.frontends.page")  # by name: applications are on top of the library
     workers = list(dict.fromkeys(names))
@@ -48,4 +48,4 @@ def server_of(names: Sequence[str], host: str = "127.0.0.1", port: int = 0) -> T
             return Reply(json.dumps(page.snapshot(workers), allow_nan=False).encode(), page.DATA_HEADERS)
         return Reply(b"there is nothing at this path\n", status=HTTPStatus.NOT_FOUND)
 
-    return ThreadedWebServer(host, port, answer)
+    return WebServer(host, port, answer)

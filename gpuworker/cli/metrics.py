@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def server_of(names: Sequence[str] | None, host: str, port: int) -> WebServer:
-    """names: of which workers (None: all of this user's). One thread: a scrape takes it less than a millisecond. Raises CommandError."""
+    """names: of which workers (None: all of this user's). A scrape takes it less than a millisecond. Raises CommandError."""
 
     def answer(path: str) -> Reply:
         if path == "/metrics":

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import http.server
+import io
 import logging
 import signal
 import socket
 import socketserver
 import sys
+import threading
+import time
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from typing import Any, NamedTuple
@@ -20,10 +23,11 @@ from gpuworker.errors import GpuWorkerError
 
 log = logging.getLogger("gpuworker.web")
 
-SILENCE_S = 2.0
-"""A client that says nothing for so long is dropped: others may wait for it."""
-
-MOST_HEADERS, LONGEST_HEADER_BYTES = 100, 65536
+PATIENCE_S = 2.0
+"""A client has so long to send its request, and so long to read the answer."""
+MOST_CONNECTIONS = 64
+"""At a time; more are closed at once."""
+MOST_HEADERS, LONGEST_REQUEST_BYTES = 100, 1 << 17
 
 
 class Reply(NamedTuple):
@@ -34,13 +38,15 @@ class Reply(NamedTuple):
     status: HTTPStatus = HTTPStatus.OK
 
 
-class WebServer(http.server.HTTPServer):
-    """Answers GET and HEAD, one request after the other. Listens as soon as it is made."""
+class WebServer(http.server.ThreadingHTTPServer):
+    """Answers GET and HEAD, each in a thread of its own, and not for long: whoever asks slowly, or never reads, holds up nobody else. Listens as soon as it is
+    made."""
 
     def __init__(self, host: str, port: int, answer: Callable[[str], Reply]) -> None:
         """port: 0 for any free one. answer: what a path gets, without its query; it may raise GpuWorkerError. Raises CommandError for an address that is not
         to be had."""
         self.answer = answer
+        self._room = threading.BoundedSemaphore(MOST_CONNECTIONS)
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             super().__init__((host, port), _Handler)
@@ -68,21 +74,50 @@ class WebServer(http.server.HTTPServer):
             self.serve_forever()
         return 0
 
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """In a thread of its own, if not too many run already."""
+        if not self._room.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # there is no thread to be had
+            self._room.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """In that thread."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._room.release()
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         """One request has failed, mostly since the other side has gone."""
         log.debug("a request of %s failed", client_address, exc_info=True)
 
 
-class ThreadedWebServer(socketserver.ThreadingMixIn, WebServer):
-    """A thread for each connection: browsers open some before they have anything to ask."""
-
-    daemon_threads = True
-
-
 class _Handler(http.server.BaseHTTPRequestHandler):
     server: WebServer
-    timeout = SILENCE_S
+    timeout = PATIENCE_S
     raw_requestline: bytes
+
+    def handle(self) -> None:
+        """One request, that comes whole within its time."""
+        self.rfile = io.BytesIO(self._request())
+        self.connection.settimeout(self.timeout)
+        super().handle()
+
+    def _request(self) -> bytes:
+        """Request line and headers. Raises TimeoutError."""
+        found, give_up_s = b"", time.monotonic() + self.timeout
+        while b"\r\n\r\n" not in found and b"\n\n" not in found and len(found) < LONGEST_REQUEST_BYTES:
+            self.connection.settimeout(max(give_up_s - time.monotonic(), 1e-3))
+            part = self.connection.recv(LONGEST_REQUEST_BYTES)
+            if not part:
+                break
+            found += part
+        return found
 
     def parse_request(self) -> bool:
         """As the base class's, for a tenth of its time: nothing in the headers is of interest."""
@@ -93,7 +128,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return False
         self.command, self.path = words[:2]
         for _ in range(MOST_HEADERS):
-            if self.rfile.readline(LONGEST_HEADER_BYTES) in (b"\r\n", b"\n", b""):
+            if self.rfile.readline() in (b"\r\n", b"\n", b""):
                 return True
         self.send_error(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
         return False
