@@ -202,3 +202,21 @@ def test_an_event_loop_of_a_member_is_woken_by_the_other_users_owner(worker, mon
 
     monkeypatch.setattr(Watch, "start_ticking", lambda self: None)  # or it would look by itself
     assert succeeded([as_user(MEMBER, [GID], lambda: asyncio.run(calls()))])
+
+
+def test_a_member_of_the_group_sees_figures_and_a_stranger_does_not(worker):
+    from gpuworker.frontends import metrics, page
+    from gpuworker.frontends.wsgi import make_app
+
+    def call():
+        app = make_app(gpuworker.connect(worker, group=GROUP))
+        (body,) = app({"REQUEST_METHOD": "GET", "PATH_INFO": "/metrics"}, lambda status, headers: None)
+        (mounted,) = metrics.make_metrics_app([worker], GROUP)({"REQUEST_METHOD": "GET"}, lambda status, headers: None)
+        states = [page.snapshot([worker], group)["workers"][0]["state"] for group in (GROUP, None, "no such group")]
+        up = [f'gpuworker_up{{worker="{worker}"}} {n}\n'.encode() for n in (0, 1)]
+        return up[1] in body and up[1] in mounted and up[0] in gpuworker.render_metrics([worker]) and states == ["serving", "unusable", "unusable"]
+
+    def strangers():
+        return f'gpuworker_up{{worker="{worker}"}} 0\n'.encode() in gpuworker.render_metrics([worker], GROUP)
+
+    assert succeeded([as_user(MEMBER, [GID], call), as_user(STRANGER, [OTHER_GID], strangers)])

@@ -259,3 +259,30 @@ def test_a_request_that_generates_waits_and_runs_too(spans, tracer, tmp_path, na
     assert waiting.parent.span_id == run.parent.span_id == span.get_span_context().span_id
     assert waiting.end_time == run.start_time < run.end_time
     assert not spans("gpuworker.batch")  # it takes part in many
+
+
+def test_an_sdk_that_never_returns_keeps_no_worker_from_stopping(in_process, monkeypatch, caplog):
+    entered, go_on = threading.Event(), threading.Event()
+
+    def hang(*_, **__):
+        entered.set()
+        go_on.wait(60)
+
+    monkeypatch.setattr(tracer_module, "CLOSE_LIMIT_S", 0.05)
+    monkeypatch.setattr(EXPORTER, "export", hang)
+    worker = in_process(lambda requests: requests, tracing=True)
+    try:
+        with worker.connect(tracing=True) as client:
+            assert submit_traced_elsewhere(client) == 1
+            assert entered.wait(60)
+        worker.stop()
+        assert any("the SDK does not return" in message for message in caplog.messages)
+    finally:
+        go_on.set()
+
+
+def submit_traced_elsewhere(client):
+    """Under a span that is never exported, as the exporter hangs."""
+    parent = trace.NonRecordingSpan(trace.SpanContext(1, 1, is_remote=False, trace_flags=trace.TraceFlags(1)))
+    with trace.use_span(parent):
+        return client.submit(1)

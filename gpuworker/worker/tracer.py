@@ -92,6 +92,8 @@ class Tracer:
         """Waits, not for ever, until all spans are made. Exporting them is the SDK's."""
         self._todo.put(None)
         self._thread.join(CLOSE_LIMIT_S)
+        if self._thread.is_alive():
+            log.warning("worker %s: spans of about %d batches are not made, as the SDK does not return", self._worker, self._todo.qsize())
         if self._dropped:
             log.warning("worker %s: spans of %d batches were dropped, as making them took too long", self._worker, self._dropped)
 
