@@ -140,6 +140,31 @@ def test_a_stream_that_was_never_sent_can_be_left(owner, run):
     run(main)
 
 
+@pytest.mark.parametrize("leave", ["close", "cancel"])
+def test_a_stream_that_is_left_while_its_request_is_being_sent(owner, run, leave, monkeypatch):
+    async def main(client):
+        begun, go_on = asyncio.Event(), asyncio.Event()
+        drive = client._here().drive
+
+        async def slowly(steps):
+            stream = await drive(steps)
+            begun.set()
+            await go_on.wait()
+            return stream
+
+        monkeypatch.setattr(client._here(), "drive", slowly)
+        stream = client.stream("ab", max_tokens=100)
+        reading = asyncio.create_task(anext(stream))
+        await begun.wait()
+        getattr(stream, leave)()
+        go_on.set()
+        with pytest.raises(gpuworker.RequestCancelled, match="while its request was being sent"):
+            await reading
+        assert owner.in_use == 0
+
+    run(main)
+
+
 def test_a_deadline_also_while_tokens_go_on_coming(owner, run):
     async def main(client):
         stream = client.stream("a", timeout=0.1, max_tokens=400)

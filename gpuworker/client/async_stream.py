@@ -95,6 +95,9 @@ class AsyncStream(AsyncIterator["Delta"]):
                 raise RequestCancelled("the stream was closed before its request was sent")
             send, self._send = self._send, None
             self._begun = await send()
+            if self._closed:
+                self.close()
+                raise RequestCancelled("the stream was closed while its request was being sent")
         return self._begun
 
     async def _read(self, at_once: bool) -> Any:
