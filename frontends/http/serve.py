@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
+import signal
+import threading
 from typing import Any
 
 import uvicorn
@@ -30,4 +33,18 @@ def run(options: dict[str, Any], *, host: str, port: int, workers: int, access_l
 
 def app() -> App:
     """Of one process."""
+    _end_with_parent()
     return make_app(**json.loads(os.environ[OPTIONS]))
+
+
+def _end_with_parent() -> None:
+    """uvicorn's processes would outlive one that was killed, and keep its port from the next."""
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def wait() -> None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, name="gpuworker-parent", daemon=True).start()
