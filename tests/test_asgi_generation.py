@@ -410,6 +410,25 @@ def test_a_slow_reader_holds_nobody_up_and_loses_nothing(app, worker, directory)
     assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == wordy_llama.text_of(said(directory, ids, 100))
 
 
+def test_a_reader_that_has_stopped_keeps_no_slot(directory, in_process, monkeypatch, caplog):
+    worker = in_process(GenerationHandler(directory, dtype="float32"))
+    app = make_app({"m": worker.name}, generation_timeout=0.3)
+    monkeypatch.setattr(generation, "SLOW_READER_S", 0.1)
+
+    async def run():
+        for n in (1, 3):
+            stuck = Visitor(app, CHAT, json.dumps({**GREEDY, "messages": HELLO, "max_tokens": 100, "n": n, "stream": True}).encode())
+            stuck.reads.clear()
+            stuck.start()
+            await happens(lambda: worker.stats().slots_in_use > 0)
+            await stuck.task
+            assert not stuck.sent
+            await happens(lambda: worker.stats().slots_in_use == 0)
+
+    asyncio.run(run())
+    assert caplog.text.count("the caller has not read its answer") == 2
+
+
 def test_a_model_without_a_tokenizer_has_tokens_only(tmp_path, in_process):
     directory = tiny_llama.save(tmp_path)
     app = make_app({"m": in_process(GenerationHandler(directory, dtype="float32")).name})

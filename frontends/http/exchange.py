@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from http import HTTPStatus
@@ -11,12 +12,15 @@ from typing import Any
 from ..replies import HttpError, Reply
 from . import patience
 
+log = logging.getLogger("gpuworker.http")
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+SLOW_READER_S = 5.0
+"""What a caller has, after the time limit of its answer, to take what is there of it."""
 LONG_TEXT = 1 << 12
 """More letters are made into tokens in a thread: the tokenizer lets others run meanwhile."""
 JSON = ((b"content-type", b"application/json"),)
@@ -33,7 +37,20 @@ class Exchange:
     reasons.
     """
 
-    __slots__ = ("_body_limit", "_patience", "_receive", "_send", "_task", "_watcher", "has_left", "has_started", "headers", "is_head", "scope")
+    __slots__ = (
+        "_body_limit",
+        "_limit",
+        "_patience",
+        "_receive",
+        "_send",
+        "_task",
+        "_watcher",
+        "has_left",
+        "has_started",
+        "headers",
+        "is_head",
+        "scope",
+    )
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, body_limit: int) -> None:
         self.scope, self._receive, self._send, self._body_limit = scope, receive, send, body_limit
@@ -42,6 +59,7 @@ class Exchange:
         self.has_left = self.has_started = False
         self._task: asyncio.Task[Any] | None = None
         self._patience: patience.Patience | None = None
+        self._limit: asyncio.TimerHandle | None = None
         self._watcher: asyncio.Task[None] | None = None
 
     async def body(self) -> bytes:
@@ -98,6 +116,16 @@ class Exchange:
         if self._watcher is None:
             self._watcher = asyncio.get_running_loop().create_task(self._watch())
 
+    def hurry(self, seconds: float) -> None:
+        """A caller that has not taken its answer after so many seconds is treated as one that has left: what it does not read would keep its slot for ever."""
+        self._limit = asyncio.get_running_loop().call_later(seconds, self._give_up)
+
+    def _give_up(self) -> None:
+        if self._task is not None:
+            log.warning("%s: the caller has not read its answer within the time limit; it is not waited for any more", self.scope["path"])
+            self.has_left = True
+            self._task.cancel()
+
     def is_over(self) -> bool:
         """For who catches the cancellation: whether it was for the client's sake. Then it is undone, so that nobody further out takes it for his."""
         task = asyncio.current_task()
@@ -120,6 +148,8 @@ class Exchange:
 
     def __exit__(self, *_: object) -> None:
         self._task = None
+        if self._limit is not None:
+            self._limit.cancel()
         if self._patience is not None:
             self._patience.leave(self)
         if self._watcher is not None:

@@ -14,7 +14,7 @@ from gpuworker import AsyncClient, Declaration, Generation, InvalidRequest
 from ..replies import encode
 from . import fields
 from .choices import Chats, Completions, TextOf, usage_of
-from .exchange import LONG_TEXT, Exchange
+from .exchange import LONG_TEXT, SLOW_READER_S, Exchange
 from .models import Model
 from .openai import BadField, OpenAI
 from .stream import Events
@@ -56,6 +56,7 @@ class TextGeneration:
             exchange.watch()
             try:
                 if asked.stream:
+                    exchange.hurry(options["timeout"] + SLOW_READER_S)
                     events = Events(shape, asked.n, asked.stream_options is not None and asked.stream_options.include_usage)
                     await events.send(
                         exchange, model.client, [(prompt, {**options, **_seed(asked, k)}) for prompt in prompts for k in range(asked.n)]
