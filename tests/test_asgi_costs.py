@@ -81,6 +81,19 @@ def test_a_connection_that_is_closed_loses_nothing():
     assert on_a_wire(act) == [[HEAD], "closed"]
 
 
+@pytest.mark.parametrize("pieces", [[b"late"], [HEAD, b"late"], [HEAD]])
+def test_what_is_written_after_the_end_is_dropped(pieces):
+    async def act(wire, joined):
+        joined.write(HEAD)
+        wire.close()  # the caller has gone, and the server does not know yet
+        for piece in pieces:
+            joined.write(piece)
+        await asyncio.sleep(0)
+        joined.close()
+
+    assert on_a_wire(act) == ["closed", "closed"]
+
+
 class Guest:
     def __init__(self):
         self.has_been_told = asyncio.Event()

@@ -22,8 +22,10 @@ class Joining:
         return getattr(self._transport, name)
 
     def write(self, data: bytes) -> None:
-        """As a transport does."""
-        if self._head:
+        """As asyncio's transports do: what comes after the end is dropped, where uvloop's raise."""
+        if self.is_closing():
+            self._head = b""
+        elif self._head:
             head, self._head = self._head, b""
             self._transport.writelines((head, data))
         elif data.startswith(_HEAD):
@@ -40,7 +42,8 @@ class Joining:
     def _flush(self) -> None:
         if self._head:
             head, self._head = self._head, b""
-            self._transport.write(head)
+            if not self.is_closing():
+                self._transport.write(head)
 
 
 class Protocol(HttpToolsProtocol):
