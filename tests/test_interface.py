@@ -27,6 +27,12 @@ def test_every_error_is_exported_and_derives_from_the_base():
         assert issubclass(getattr(errors, exported), gpuworker.GpuWorkerError)
 
 
+def test_the_design_names_every_room():
+    rooms = {f"gpuworker/{path.parent.name}/" for path in ROOT.glob("gpuworker/*/__init__.py")} | {"native/", "frontends/", "deploy/"}
+    design = (ROOT / "docs/design.md").read_text()
+    assert [room for room in sorted(rooms) if room not in design] == []
+
+
 @pytest.mark.parametrize(
     ("room", "allowed"),
     [
