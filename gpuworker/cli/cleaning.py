@@ -18,7 +18,7 @@ from typing import NamedTuple
 from gpuworker._native import lib
 from gpuworker.cli.text import count, size
 from gpuworker.errors import GpuWorkerError, WorkerNotFound
-from gpuworker.segment import Segment, chime, files, names
+from gpuworker.segment import Segment, files, names
 
 
 class Removed(NamedTuple):
@@ -73,13 +73,13 @@ def _chimes(name: str) -> list[int]:
         nonce = Segment.attach(name, read_only=True).nonce
     except WorkerNotFound:
         nonce = -1
-    paths = [names.shm_path(posix_name) for posix_name, of_nonce, _, _ in names.chime_files(name) if of_nonce != nonce]
-    return [0 for path in paths if _is_own_fifo(path) and chime.unlink(path)]
+    found = [posix_name for posix_name, of_nonce, _, _ in names.chime_files(name) if of_nonce != nonce]
+    return [0 for posix_name in found if _is_own_fifo(posix_name) and names.unlink(posix_name)]
 
 
-def _is_own_fifo(path: str) -> bool:
+def _is_own_fifo(posix_name: str) -> bool:
     with contextlib.suppress(OSError):
-        status = os.lstat(path)
+        status = os.lstat(names.shm_path(posix_name))
         return stat.S_ISFIFO(status.st_mode) and status.st_uid == os.geteuid()
     return False
 

@@ -21,13 +21,14 @@ class Chime:
         """Raises SegmentError."""
         self.fd = -1
         place = segment.port.me
-        self._pid, self._path = os.getpid(), _path(segment.name, segment.nonce, place, _word(segment, place) >> 2)
+        self._pid, self._name = os.getpid(), _name(segment, place, _word(segment, place) >> 2)
+        path = names.shm_path(self._name)
         if not segment.is_own:
             sweep(segment)  # the owner may not remove another user's files
         with files.explained(f"no FIFO can be made beside the segment of worker {segment.name!r}"):
-            os.mkfifo(self._path, files.PRIVATE)
+            os.mkfifo(path, files.PRIVATE)
             try:
-                self.fd = os.open(self._path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+                self.fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
                 if not segment.is_own:
                     files.give_to_group(self.fd, segment.gid)
                 os.fchmod(self.fd, files.PRIVATE if segment.is_own else files.SHARED)
@@ -40,9 +41,9 @@ class Chime:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
-        if self._path and self._pid == os.getpid():
-            unlink(self._path)
-        self._path = ""
+        if self._name and self._pid == os.getpid():
+            names.unlink(self._name)
+        self._name = ""
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):  # at the interpreter's end even os may be gone
@@ -55,19 +56,19 @@ def sweep(segment: Segment, strangers: bool = False, is_over: bool = False) -> i
     strangers: also those of other segments that bore this worker's name. is_over: also all others, as nobody will ring them any more.
     """
     removed = 0
-    for file, nonce, place, incarnation in names.chime_files(segment.name):
+    for posix_name, nonce, place, incarnation in names.chime_files(segment.name):
         if nonce != segment.nonce:
             is_garbage = strangers
         else:
             word = _word(segment, place)
             is_garbage = is_over or word & 3 == lib.GW_VACANT or word >> 2 != incarnation
-        removed += is_garbage and unlink(names.shm_path(file))
+        removed += is_garbage and names.unlink(posix_name)
     return removed
 
 
 def remove(segment: Segment, place: int, incarnation: int) -> None:
     """Removes the FIFO of a participant that is gone, if it has left one."""
-    unlink(_path(segment.name, segment.nonce, place, incarnation))
+    names.unlink(_name(segment, place, incarnation))
 
 
 def _word(segment: Segment, place: int) -> int:
@@ -76,14 +77,5 @@ def _word(segment: Segment, place: int) -> int:
     return int(view.word) if known else lib.GW_VACANT
 
 
-def _path(name: str, nonce: int, place: int, incarnation: int) -> str:
-    return names.shm_path(f"{names.chime_prefix(name, nonce)}{place}-{incarnation}")
-
-
-def unlink(path: str) -> bool:
-    """Removes the file. Whether it did."""
-    try:
-        os.unlink(path)
-    except OSError:
-        return False
-    return True
+def _name(segment: Segment, place: int, incarnation: int) -> str:
+    return f"{names.chime_prefix(segment.name, segment.nonce)}{place}-{incarnation}"
