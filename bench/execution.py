@@ -19,8 +19,6 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy: the encoder'
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch, see encoder.py
 
 import argparse
-import json
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -29,7 +27,7 @@ import execution_pipeline
 import execution_rows
 import execution_shapes
 import torch
-from ipc import machine, report
+from ipc import machine, output, report
 from ipc.targets import Target
 
 PARTS = ("rows", "shapes", "pipeline", "encoder")
@@ -48,7 +46,7 @@ def main() -> None:
         part = module.__name__.removeprefix("execution_")
         if part in options.part:
             records[part], foreign[part] = _watched(part, module.measure, options.quick)
-    _progress("")
+    output.progress("")
     about = {**machine.description(), "torch": torch.__version__}
     title = f"## Execution: {about['cpu']}, {about['cores']} cores, Linux {about['kernel']}, Python {about['python']}, torch {about['torch']}"
     busy = ", ".join(f"{part} {cores:.2f}" for part, cores in foreign.items())
@@ -57,7 +55,9 @@ def main() -> None:
     text = "\n\n".join([title, *tables, report.targets_table(targets)])
     print(text)
     verdicts = {target.title: {"limit": target.limit, "measured": target.measured, "verdict": target.verdict} for target in targets}
-    _write(options.output, text, {"machine": about, "foreign_cores": foreign, "quick": options.quick, "targets": verdicts, **records})
+    output.write(
+        options.output, "execution", text, {"machine": about, "foreign_cores": foreign, "quick": options.quick, "targets": verdicts, **records}
+    )
 
 
 def _options() -> argparse.Namespace:
@@ -73,7 +73,7 @@ def _options() -> argparse.Namespace:
 
 def _watched(part: str, measure: Any, quick: bool) -> tuple[Any, float]:
     """-> what was measured, and the cores that others used meanwhile."""
-    _progress(part)
+    output.progress(part)
     machine.wait_for_quiet(LONGEST_WAIT_S)
     began_s, idle_s, own_s = time.monotonic(), machine.idle_s(), _own_s()
     found = measure(quick)
@@ -110,19 +110,6 @@ def _targets(records: dict[str, Any], foreign: dict[str, float]) -> list[Target]
         if row["target"] is not None:
             found.append(Target(row["name"], ">=", row["target"], row["value"], foreign["encoder"]))
     return found
-
-
-def _progress(text: str) -> None:
-    if sys.stderr.isatty():
-        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
-
-
-def _write(folder: Path, text: str, figures: dict[str, Any]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    stem = folder / time.strftime("execution-%Y%m%d-%H%M%S")
-    stem.with_suffix(".json").write_text(json.dumps(figures, indent=1) + "\n")
-    stem.with_suffix(".md").write_text(text + "\n")
-    print(f"\nWritten: {stem}.json, .md")
 
 
 if __name__ == "__main__":

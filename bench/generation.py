@@ -21,11 +21,9 @@ os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"  # of t
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import argparse
-import json
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,7 +36,7 @@ import generation_work as work
 from generation_plot import chart
 from generation_stall import beside_a_long_prompt
 from generation_waste import waste_of
-from ipc import machine, report
+from ipc import machine, output, report
 
 PARTS = ("exact", "compare", "slots", "waste", "variance", "prefill", "trace")
 TINY = """
@@ -58,7 +56,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="gpuworker-bench-") as folder:
         subject = tiny(folder) if options.quick else work.smollm2()
         records = {part: measure() for part, measure in _measures(subject, options).items() if part in options.part and _said(part)}
-    _progress("")
+    output.progress("")
     about = {**machine.description(), "model": subject.name, "dtype": subject.dtype, **_versions()}
     title = (
         f"## Generation: {subject.name}, {subject.dtype}; {about['cpu']}, {about['cores']} cores, Python {about['python']}, torch {about['torch']}"
@@ -67,7 +65,8 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     text = "\n\n".join([f"{title}, transformers {about['transformers']}", *generation_report.tables(records), report.targets_table(targets)])
     print(text)
     verdicts = {target.title: {"limit": target.limit, "measured": target.measured, "verdict": target.verdict} for target in targets}
-    _write(options.output, text, {"machine": about, "quick": options.quick, "targets": verdicts, **records})
+    figures = {"machine": about, "quick": options.quick, "targets": verdicts, **records}
+    output.write(options.output, "generation", text, figures, lambda path: chart(figures, path))
     return records
 
 
@@ -130,22 +129,8 @@ def _versions() -> dict[str, str]:
 
 
 def _said(part: str) -> bool:
-    _progress(part)
+    output.progress(part)
     return True
-
-
-def _progress(text: str) -> None:
-    if sys.stderr.isatty():
-        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
-
-
-def _write(folder: Path, text: str, figures: dict[str, Any]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    stem = folder / time.strftime("generation-%Y%m%d-%H%M%S")
-    stem.with_suffix(".json").write_text(json.dumps(figures, indent=1) + "\n")
-    stem.with_suffix(".md").write_text(text + "\n")
-    chart(figures, stem.with_suffix(".png"))
-    print(f"\nWritten: {stem}.json, .md, .png")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy: the clients 
 
 import argparse
 import importlib.util
-import json
 import multiprocessing
 import sys
 import time
@@ -27,7 +26,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from ipc import machine, report
+from ipc import machine, output, report
 from ipc.targets import Target
 
 import gpuworker
@@ -322,11 +321,8 @@ def _report(figures: dict[str, Any], options: argparse.Namespace) -> None:
     text = "\n\n".join([title, *_tables(figures), report.targets_table(targets)])
     print(text)
     verdicts = {target.title: {"limit": target.limit, "measured": target.measured, "verdict": target.verdict} for target in targets}
-    options.output.mkdir(parents=True, exist_ok=True)
-    stem = options.output / time.strftime("gpu-execution-%Y%m%d-%H%M%S")
-    stem.with_suffix(".json").write_text(json.dumps({"machine": about, "quick": options.quick, "targets": verdicts, **figures}, indent=1) + "\n")
-    stem.with_suffix(".md").write_text(text + "\n")
-    print(f"\nWritten: {stem}.json, .md", file=sys.stderr)
+    records = {"machine": about, "quick": options.quick, "targets": verdicts, **figures}
+    output.write(options.output, "gpu-execution", text, records, said_on=sys.stderr)
 
 
 def _options() -> argparse.Namespace:

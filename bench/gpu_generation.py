@@ -10,7 +10,6 @@ table, and writes it with a JSON file to bench/results/. Without a CUDA device i
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -19,7 +18,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from ipc import machine, report
+from ipc import machine, output, report
 
 from gpuworker.generation.graphs import DecodeGraphs
 from gpuworker.generation.model import BLOCK_TOKENS, PagedModel
@@ -128,13 +127,8 @@ def _report(found: Sequence[dict[str, float]], captured: dict[str, float], optio
     memory = f"{captured['graphs']} graphs of {captured['graphs_mib']:.1f} MiB in all, captured in {captured['captured_s']:.1f} s; {CONTEXT} tokens of context"
     text = "\n\n".join([title, memory, table(found)])
     print(text)
-    options.output.mkdir(parents=True, exist_ok=True)
-    stem = options.output / time.strftime("gpu-generation-%Y%m%d-%H%M%S")
-    stem.with_suffix(".json").write_text(
-        json.dumps({"machine": about, "quick": options.quick, "captured": captured, "steps": found}, indent=1) + "\n"
-    )
-    stem.with_suffix(".md").write_text(text + "\n")
-    print(f"\nWritten: {stem}.json, .md", file=sys.stderr)
+    records = {"machine": about, "quick": options.quick, "captured": captured, "steps": found}
+    output.write(options.output, "gpu-generation", text, records, said_on=sys.stderr)
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:

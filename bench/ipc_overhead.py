@@ -15,13 +15,12 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy: the harness 
 
 import argparse
 import json
-import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ipc import machine, plot, report
+from ipc import machine, output, plot, report
 from ipc.cells import Cell, Timing, plan
 from ipc.contestant import Contestant
 from ipc.contestants import ALL
@@ -47,7 +46,8 @@ def main() -> None:
     text = "\n\n".join([title, tables.sections(), tables.notes(), report.targets_table(targets)])
     print(text)
     headline = {"machine": about, "rounds": options.rounds, "wall_s": round(time.monotonic() - began), **report.headline(results, targets)}
-    _write(options.output, text, results, headline, contestants)
+    figures = {**headline, "records": [{**record, "cell": asdict(record["cell"])} for record in results.records]}
+    output.write(options.output, "ipc", text, figures, lambda path: plot.draw(results, contestants, headline["machine"], path))
     print("\n" + json.dumps(headline))
 
 
@@ -81,12 +81,12 @@ def _measure(contestants: list[type[Contestant]], options: argparse.Namespace) -
             for kind in contestants:
                 if cell not in of_everybody and not (kind.ours or kind.is_floor):
                     continue
-                _progress(f"round {number + 1}/{options.rounds}, cell {position + 1}/{len(cells)}: {cell.title}: {kind.title}")
+                output.progress(f"round {number + 1}/{options.rounds}, cell {position + 1}/{len(cells)}: {cell.title}: {kind.title}")
                 patience_s -= machine.wait_for_quiet(min(patience_s, _LONGEST_WAIT_S))
                 reason = unavailable.get(kind.name)
                 measured = {"error": reason} if reason else run_cell(kind, cell, timing)
                 records.append({"round": number, "contestant": kind.name, "cell": cell, **measured})
-    _progress("")
+    output.progress("")
     return Results(records), cells
 
 
@@ -96,24 +96,6 @@ def _unavailable(kind: type[Contestant]) -> str:
     except Exception as error:  # whatever a contestant lacks, the others run
         return str(error) or type(error).__name__
     return ""
-
-
-def _progress(text: str) -> None:
-    if sys.stderr.isatty():
-        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
-
-
-def _write(folder: Path, text: str, results: Results, headline: dict[str, Any], contestants: list[type[Contestant]]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    stem = folder / time.strftime("ipc-%Y%m%d-%H%M%S")
-    records = [{**record, "cell": asdict(record["cell"])} for record in results.records]
-    stem.with_suffix(".json").write_text(json.dumps({**headline, "records": records}, indent=1) + "\n")
-    stem.with_suffix(".md").write_text(text + "\n")
-    try:
-        plot.draw(results, contestants, headline["machine"], stem.with_suffix(".png"))
-    except ImportError as error:
-        print(f"\nno picture: {error}")
-    print(f"\nWritten: {stem}.json, .md, .png")
 
 
 if __name__ == "__main__":

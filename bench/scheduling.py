@@ -16,13 +16,10 @@ import os
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy: the frontends are forked
 
 import argparse
-import json
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
-from ipc import machine, report
+from ipc import machine, output, report
 from serving import decisions, live, plot, ratios, workload
 
 PARTS = ("ratios", "live", "decisions")
@@ -33,15 +30,15 @@ def main() -> None:
     machine.adopt_orphans()
     records: dict[str, list[dict[str, Any]]] = {part: [] for part in PARTS}
     if "ratios" in options.part:
-        _progress("ratios to the optimum, simulated")
+        output.progress("ratios to the optimum, simulated")
         records["ratios"] = ratios.measure(workload.to_compare(options.trace), 4_000 if options.quick else 20_000, options.seed)
     if "decisions" in options.part:
-        _progress("decisions")
+        output.progress("decisions")
         machine.wait_for_quiet(5)
         records["decisions"] = decisions.measure(500 if options.quick else 2_000, options.seed)
     if "live" in options.part:
         records["live"] = _drive(options)
-    _progress("")
+    output.progress("")
     about = machine.description()
     parts = {"ratios": ratios, "live": live, "decisions": decisions}
     targets = [target for part, module in parts.items() for target in module.targets(records[part])]
@@ -49,7 +46,8 @@ def main() -> None:
     tables = [module.table(records[part]) for part, module in parts.items() if records[part]]
     text = "\n\n".join([title, *tables, report.targets_table(targets)])
     print(text)
-    _write(options.output, text, {"machine": about, "seed": options.seed, "scale": options.scale, **records}, records)
+    figures = {"machine": about, "seed": options.seed, "scale": options.scale, **records}
+    output.write(options.output, "scheduling", text, figures, lambda path: plot.draw(records["ratios"], records["live"], about, path))
 
 
 def _options() -> argparse.Namespace:
@@ -74,27 +72,10 @@ def _drive(options: argparse.Namespace) -> list[dict[str, Any]]:
     count = 1_200 if options.quick else 4_000
     found = []
     for one, policy in workload.to_drive(options.trace):
-        _progress(f"real worker: {one.title}, {policy}")
+        output.progress(f"real worker: {one.title}, {policy}")
         machine.wait_for_quiet(3)
         found.append(live.drive(one, policy, options.scale, count, options.seed))
     return found
-
-
-def _progress(text: str) -> None:
-    if sys.stderr.isatty():
-        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
-
-
-def _write(folder: Path, text: str, figures: dict[str, Any], records: dict[str, list[dict[str, Any]]]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    stem = folder / time.strftime("scheduling-%Y%m%d-%H%M%S")
-    stem.with_suffix(".json").write_text(json.dumps(figures, indent=1) + "\n")
-    stem.with_suffix(".md").write_text(text + "\n")
-    try:
-        plot.draw(records["ratios"], records["live"], figures["machine"], stem.with_suffix(".png"))
-    except ImportError as error:
-        print(f"\nno picture: {error}")
-    print(f"\nWritten: {stem}.json, .md, .png")
 
 
 if __name__ == "__main__":
